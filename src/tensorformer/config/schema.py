@@ -1,0 +1,195 @@
+"""What a recipe may say: one tree of frozen structs, which TOML is decoded into and nothing else is read from.
+
+Unknown keys, wrong types and values out of range are refused while decoding, with the path of the culprit.
+Sizes are in tokens, widths in features, learning rates per optimiser step, losses in nats per token.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)]  # it becomes a folder
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every table of a recipe."""
+
+
+# What text, cut into which tokens.
+
+
+class Bytes(Section, tag_field="kind", tag="bytes"):
+    """One token a byte; byte 0, which no text contains, ends a document."""
+
+
+class BPE(Section, tag_field="kind", tag="bpe"):
+    """Byte-level byte-pair encoding, trained on the training documents and cached."""
+
+    vocab_size: Annotated[int, Meta(ge=257)]
+
+
+class TokenizerFile(Section, tag_field="kind", tag="file"):
+    """Any ``tokenizer.json``; ``end_of_document`` names the token that separates documents."""
+
+    path: str
+    end_of_document: str
+
+
+class Data(Section):
+    """Where the text comes from and how it is split: by document, never by window."""
+
+    source: str | tuple[str, ...] = "stdlib"  # "stdlib", or files, folders and globs of text and .jsonl
+    text_field: str = "text"  # the field of a .jsonl line that holds the text
+    tokenizer: Bytes | BPE | TokenizerFile = Bytes()
+    validation: Share = 0.05  # share of the documents that is kept for the final loss
+    tuning: Share = 0.05  # share that only the choice of a learning rate may see
+
+
+# What is built.
+
+
+class SoftmaxAttention(Section, tag_field="kind", tag="softmax_attention"):
+    """Scaled dot-product attention with rotary positions and grouped heads."""
+
+    n_heads: Positive
+    n_kv_heads: Positive | None = None  # None: as many as n_heads
+    head_dim: Positive | None = None  # None: d_model / n_heads
+    rope_theta: PositiveFloat = 10_000.0
+    qk_norm: bool = False  # RMSNorm without gain on every head's q and k
+
+
+LinearPreset = Literal["bilinear", "bilinear_norm", "bilinear_decay", "linear", "retention"]
+
+
+class LinearAttention(Section, tag_field="kind", tag="linear_attention"):
+    """Attention without softmax: the scores are a product of one or two dot products; its state has a fixed size."""
+
+    preset: LinearPreset
+    n_heads: Positive
+    head_dim: Positive | None = None  # key features of each branch; None: d_model / n_heads
+    value_dim: Positive | None = None  # None: d_model / n_heads
+    rope_theta: PositiveFloat = 10_000.0
+
+
+class FeedForward(Section, tag_field="kind", tag="feed_forward"):
+    """Two matrices around a scalar activation, or three around a gate: the gate's name decides."""
+
+    gate: str | dict[str, str | float | int]  # "swiglu", or { name = "situ", beta = 4.0, linear_beta = 25.0 }
+    d_ff: Positive
+
+
+class Layer(Section):
+    """``repeat`` blocks, each of the named mixer followed by the named feed-forward part."""
+
+    mixer: str
+    ffn: str
+    repeat: Positive = 1
+
+
+class Model(Section):
+    """A pre-norm decoder; ``layers`` is cycled until ``n_layers`` blocks are there."""
+
+    d_model: Positive
+    n_layers: Positive
+    mixers: dict[str, SoftmaxAttention | LinearAttention]
+    ffns: dict[str, FeedForward]
+    layers: Annotated[tuple[Layer, ...], Meta(min_length=1)]
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
+    norm_eps: PositiveFloat = 1e-6
+    tie_embeddings: bool = False
+
+
+# How it is trained.
+
+
+class AdamW(Section, tag_field="kind", tag="adamw"):
+    """AdamW for every parameter; weight decay on matrices only."""
+
+    lr: PositiveFloat
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+
+
+class Muon(Section, tag_field="kind", tag="muon"):
+    """Muon for the hidden matrices at AdamW's scale of step, AdamW for embeddings, head and norms."""
+
+    lr: PositiveFloat
+    momentum: Share = 0.95
+    weight_decay: NonNegativeFloat = 0.1
+    adamw_betas: tuple[Share, Share] = (0.9, 0.95)
+    adamw_eps: PositiveFloat = 1e-8
+
+
+class Cosine(Section, tag_field="kind", tag="cosine"):
+    """Linear warm-up, then a half cosine down to ``final`` of the peak."""
+
+    warmup_steps: Count
+    final: Annotated[float, Meta(ge=0, le=1)] = 0.1
+
+
+class WarmupStableDecay(Section, tag_field="kind", tag="wsd"):
+    """Linear warm-up, a constant stretch, and a linear decay to ``final`` over the last ``decay`` of the steps."""
+
+    warmup_steps: Count
+    decay: Share = 0.2
+    final: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
+class Train(Section):
+    """One run: ``tokens`` in batches of ``batch_size`` windows of ``context`` tokens."""
+
+    tokens: Positive
+    context: Annotated[int, Meta(ge=2)]
+    batch_size: Positive  # windows an optimiser step
+    micro_batch_size: Positive | None = None  # windows a forward pass; None: the whole batch
+    optimizer: AdamW | Muon
+    schedule: Cosine | WarmupStableDecay
+    grad_clip: PositiveFloat | None = 1.0
+    precision: Literal["float32", "bf16"] = "float32"
+    compile: bool = False
+    evaluate_every: Positive = 100  # steps
+    evaluate_tokens: Positive = 65_536  # of the validation part, during training
+    final_tokens: Positive = 262_144  # of the validation part, for the final loss
+    checkpoint_every: Positive = 200  # steps
+
+
+class Compare(Section):
+    """What is compared with what, what is held equal, and when a difference counts."""
+
+    baseline: str
+    seeds: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    match: Literal["params", "flops", "none"] = "params"
+    multiple_of: Positive = 4  # widths that are solved for are multiples of this
+    tolerance: PositiveFloat = 0.005  # relative
+    delta: PositiveFloat  # nats per token: differences below it do not matter
+    data_to_match: bool = False  # train the baseline at 0.5×, 1× and 2× the tokens
+    learning_rates: tuple[PositiveFloat, ...] = ()  # tried for every variant on the tuning part
+    contexts: tuple[Positive, ...] = (1, 2, 4)  # final loss at these multiples of the training context
+
+
+class Recipe(Section):
+    """A whole recipe file: a base run, and the variants to compare, each a set of overrides."""
+
+    name: Name
+    data: Data = Data()
+    model: Model
+    train: Train
+    compare: Compare | None = None
+    variants: dict[Name, dict[str, object]] = {}
+
+
+class Run(Section):
+    """One training run, fully resolved: what its folder records and its hash is taken of."""
+
+    data: Data
+    model: Model
+    train: Train
+    seed: Count

@@ -1,0 +1,117 @@
+"""What a comparison found, as data: written to ``results.json``, drawn by ``report``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Verdict = Literal["better", "worse", "same", "undecided"]
+
+
+class Estimate(Struct, frozen=True):
+    """A mean over seeds with its 95 % t-interval; no interval with one seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+class Ratio(Struct, frozen=True):
+    """A ratio to the baseline; ``bound`` is ``"<"`` or ``">"`` where the measured range ends before the answer."""
+
+    value: float
+    low: float | None
+    high: float | None
+    bound: Literal["", "<", ">"] = ""
+
+
+class Difference(Struct, frozen=True):
+    """Paired difference to the baseline over seeds (variant − baseline, nats per token; negative is better)."""
+
+    estimate: Estimate
+    per_seed: dict[int, float]
+    p_different: float | None  # two-sided paired t-test, after Holm
+    p_same: float | None  # the larger of two one-sided tests at ±delta, after Holm
+    verdict: Verdict
+    seeds_to_decide: int | None  # seeds that would decide it in 8 of 10 experiments; None: over 1,000
+
+
+class Point(Struct, frozen=True):
+    """One evaluation during training."""
+
+    step: int
+    tokens: int
+    seconds: float  # of training, evaluations left out
+    loss: float  # nats per token on the validation part
+
+
+class SeedResult(Struct, frozen=True):
+    """One finished run."""
+
+    seed: int
+    loss: float  # final, nats per token
+    bits_per_byte: float
+    context_losses: dict[int, float]  # context length in tokens -> nats per token
+    curve: list[Point]
+    peak_memory: int  # bytes over the process's size before the model was built
+
+
+class Variant(Struct, frozen=True):
+    """Everything known about one variant."""
+
+    name: str
+    description: str
+    n_params: int
+    flops_per_token: int  # forward and backward, at the training context
+    widths: dict[str, int]  # d_ff of every feed-forward part in use
+    remainder: float  # relative distance from the baseline in what was matched
+    learning_rate: float
+    learning_rate_losses: dict[str, float]  # the grid, on the tuning part; empty without a grid
+    loss: Estimate
+    bits_per_byte: Estimate
+    difference: Difference | None  # None for the baseline
+    data_to_match: Ratio | None  # data it needs for the baseline's loss, relative to the baseline
+    time_to_match: Ratio | None
+    context_losses: dict[int, Estimate]
+    step_seconds: float  # median of the interleaved timing pass
+    tokens_per_second: float
+    peak_memory: int  # bytes, the largest over seeds
+    seeds: list[SeedResult]
+    config: str  # TOML of the resolved run, seed left out
+
+
+class Corpus(Struct, frozen=True):
+    """What the runs were trained and judged on."""
+
+    source: str
+    tokenizer: str
+    vocab_size: int
+    train_documents: int
+    train_tokens: int
+    validation_documents: int
+    validation_tokens: int
+    validation_tokens_used: int
+
+
+class Comparison(Struct, frozen=True):
+    """A finished comparison; ``format`` rises when a field changes its meaning."""
+
+    name: str
+    created: str  # ISO 8601, UTC
+    baseline: str
+    match: Literal["params", "flops", "none"]
+    tolerance: float
+    delta: float
+    tokens: int
+    context: int
+    seeds: list[int]
+    corpus: Corpus
+    machine: dict[str, str]  # what it ran on: label -> text
+    variants: list[Variant]
+    notes: list[str]  # what a reader must know before believing the table
+    baseline_curve: dict[
+        int, Estimate
+    ]  # data-to-match: tokens -> the baseline's final loss; empty without it
+    format: int = 1
