@@ -7,7 +7,10 @@ import pytest
 import torch
 
 hypothesis.settings.register_profile(
-    "tensorformer", deadline=None, max_examples=30, derandomize=True,
+    "tensorformer",
+    deadline=None,
+    max_examples=30,
+    derandomize=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tensorformer")

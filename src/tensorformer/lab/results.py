@@ -111,7 +111,5 @@ class Comparison(Struct, frozen=True):
     machine: dict[str, str]  # what it ran on: label -> text
     variants: list[Variant]
     notes: list[str]  # what a reader must know before believing the table
-    baseline_curve: dict[
-        int, Estimate
-    ]  # data-to-match: tokens -> the baseline's final loss; empty without it
+    baseline_curve: dict[int, Estimate]  # data-to-match: tokens -> the baseline's final loss; empty without it
     format: int = 1
