@@ -18,7 +18,7 @@ Share = Annotated[float, Meta(gt=0, lt=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)]  # it becomes a folder
 
 
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every table of a recipe."""
 
 
@@ -149,9 +149,9 @@ class Train(Section):
     tokens: Positive
     context: Annotated[int, Meta(ge=2)]
     batch_size: Positive  # windows an optimiser step
-    micro_batch_size: Positive | None = None  # windows a forward pass; None: the whole batch
     optimizer: AdamW | Muon
     schedule: Cosine | WarmupStableDecay
+    micro_batch_size: Positive | None = None  # windows a forward pass; None: the whole batch
     grad_clip: PositiveFloat | None = 1.0
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False
@@ -166,10 +166,10 @@ class Compare(Section):
 
     baseline: str
     seeds: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    delta: PositiveFloat  # nats per token: differences below it do not matter
     match: Literal["params", "flops", "none"] = "params"
     multiple_of: Positive = 4  # widths that are solved for are multiples of this
     tolerance: PositiveFloat = 0.005  # relative
-    delta: PositiveFloat  # nats per token: differences below it do not matter
     data_to_match: bool = False  # train the baseline at 0.5×, 1× and 2× the tokens
     learning_rates: tuple[PositiveFloat, ...] = ()  # tried for every variant on the tuning part
     contexts: tuple[Positive, ...] = (1, 2, 4)  # final loss at these multiples of the training context
@@ -179,9 +179,9 @@ class Recipe(Section):
     """A whole recipe file: a base run, and the variants to compare, each a set of overrides."""
 
     name: Name
-    data: Data = Data()
     model: Model
     train: Train
+    data: Data = Data()
     compare: Compare | None = None
     variants: dict[Name, dict[str, object]] = {}
 
