@@ -1,1 +1,1 @@
-
+"""Speed and memory, always against a peer in the same run."""

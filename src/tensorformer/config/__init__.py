@@ -1,1 +1,1 @@
-
+"""Recipes: what they may say, how they are read, and what they cost."""

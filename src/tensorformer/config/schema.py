@@ -101,6 +101,7 @@ class Model(Section):
     mixers: dict[str, SoftmaxAttention | LinearAttention]
     ffns: dict[str, FeedForward]
     layers: Annotated[tuple[Layer, ...], Meta(min_length=1)]
+    vocab_size: Positive = 256  # at least the tokenizer's
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_eps: PositiveFloat = 1e-6
     tie_embeddings: bool = False

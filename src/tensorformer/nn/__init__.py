@@ -1,1 +1,1 @@
-
+"""Layers and the model."""

@@ -1,0 +1,78 @@
+"""``tensorformer list``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from tensorformer.cli.options import Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Options):
+    """Show what there is to name in a recipe, or which runs there are."""
+
+    what: Annotated[
+        Literal["gates", "activations", "attention", "runs"], tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")
+    ] = "gates"
+    """gates (three-matrix feed-forward), activations (two-matrix), attention (presets), or runs."""
+
+    runs: Path = Path("runs")
+    """Folder of all runs."""
+
+    def run(self) -> None:
+        """Do it."""
+        from rich.table import Table
+
+        from tensorformer.cli.progress import console
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        rows = {"gates": _gates, "activations": _activations, "attention": _attention, "runs": self._runs}[self.what]()
+        for header in rows[0]:
+            table.add_column(header)
+        for row in rows[1:]:
+            table.add_row(*row)
+        console.print(table)
+
+    def _runs(self) -> list[tuple[str, ...]]:
+        from tensorformer.lab import checkpoint, record
+        from tensorformer.lab.optim import n_steps
+
+        rows: list[tuple[str, ...]] = [("run", "steps", "loss", "folder")]
+        for identity in sorted(self.runs.rglob(record.IDENTITY)):
+            folder = identity.parent
+            steps, last, result = n_steps(record.read_run(folder).train), checkpoint.latest(folder), None
+            result = record.read_result(folder)
+            done = "0" if last is None else last.name.removeprefix("checkpoint-")
+            loss = f"{result.loss:.4f}" if result else "not finished"
+            rows.append((str(folder.relative_to(self.runs)), f"{done} of {steps}", loss, str(folder)))
+        return rows
+
+
+def _gates() -> list[tuple[str, ...]]:
+    from tensorformer.gates import GATES
+
+    return [("gate", "formula h(g, u)", "degree", "source")] + [
+        (name, str(gate.expr), "–" if gate.degree is None else str(gate.degree), gate.source)
+        for name, gate in GATES.items()
+    ]
+
+
+def _activations() -> list[tuple[str, ...]]:
+    from tensorformer.gates import SCALARS
+
+    return [("activation", "formula", "degree", "source")] + [
+        (name, str(scalar.expr), "–" if scalar.degree is None else str(scalar.degree), scalar.source)
+        for name, scalar in SCALARS.items()
+    ]
+
+
+def _attention() -> list[tuple[str, ...]]:
+    from tensorformer.config.shapes import PRESETS
+
+    return [("preset", "degree", "decay", "output norm", "source")] + [
+        (name, str(p.degree), p.decay, "RMSNorm" if p.output_norm else "–", p.source) for name, p in PRESETS.items()
+    ]

@@ -1,0 +1,91 @@
+"""What the types of a recipe can't say: names that must exist, sizes that must divide."""
+
+from __future__ import annotations
+
+from tensorformer.config.schema import FeedForward, LinearAttention, Model, Recipe, Run, SoftmaxAttention, Train
+from tensorformer.errors import ConfigError, GateError, suggest
+from tensorformer.gates import Gate, Scalar, activation
+
+
+def feed_forward_activation(ffn: FeedForward) -> Scalar | Gate:
+    """Return the activation that a feed-forward table names, its parameters bound; ``"none"`` unbinds a cap."""
+    if isinstance(ffn.gate, str):
+        return activation(ffn.gate)
+    parameters = {k: None if v == "none" else v for k, v in ffn.gate.items() if k != "name"}
+    name = ffn.gate.get("name")
+    if not isinstance(name, str):
+        raise GateError('a gate table needs its name: { name = "situ", beta = 4.0, linear_beta = 25.0 }')
+    return activation(name, **parameters)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse a recipe whose parts do not fit together."""
+    check_run(Run(data=recipe.data, model=recipe.model, train=recipe.train, seed=0))
+    if recipe.compare is None:
+        return
+    compare = recipe.compare
+    if not recipe.variants:
+        raise ConfigError("$.variants: a comparison needs variants; add [variants.NAME] tables")
+    if compare.baseline not in recipe.variants:
+        raise ConfigError(
+            f"$.compare.baseline: there is no variant {compare.baseline!r}{suggest(compare.baseline, recipe.variants)}"
+        )
+    if len(set(compare.seeds)) < len(compare.seeds):
+        raise ConfigError(f"$.compare.seeds: {list(compare.seeds)} names a seed twice")
+    if 1 not in compare.contexts:
+        raise ConfigError("$.compare.contexts: 1, the training context itself, must be among the multiples")
+
+
+def check_run(run: Run) -> None:
+    """Refuse a run that can't be built."""
+    _check_model(run.model)
+    _check_train(run.train)
+    if run.data.validation + run.data.tuning >= 1:
+        raise ConfigError("$.data: validation and tuning leave no documents to train on; their sum must be below 1")
+
+
+def _check_model(model: Model) -> None:
+    for name, mixer in model.mixers.items():
+        _check_mixer(mixer, model.d_model, f"$.model.mixers.{name}")
+    for name, ffn in model.ffns.items():
+        try:
+            feed_forward_activation(ffn)
+        except (GateError, TypeError) as e:
+            raise ConfigError(f"$.model.ffns.{name}.gate: {e}") from None
+    for i, layer in enumerate(model.layers):
+        for kind, named, known in (("mixer", layer.mixer, model.mixers), ("ffn", layer.ffn, model.ffns)):
+            if named not in known:
+                raise ConfigError(f"$.model.layers[{i}].{kind}: there is no {named!r}{suggest(named, known)}")
+
+
+def _check_mixer(mixer: SoftmaxAttention | LinearAttention, d_model: int, where: str) -> None:
+    heads = mixer.n_heads
+    value_dim = mixer.value_dim if isinstance(mixer, LinearAttention) else mixer.head_dim
+    if (mixer.head_dim is None or value_dim is None) and d_model % heads:
+        fitting = [h for h in range(1, d_model + 1) if d_model % h == 0 and h <= 2 * heads]
+        raise ConfigError(
+            f"{where}.n_heads: {heads} does not divide d_model = {d_model}; write one of {fitting}, or give head_dim"
+        )
+    head_dim = mixer.head_dim or d_model // heads
+    if head_dim % 2:
+        raise ConfigError(f"{where}.head_dim: {head_dim} is odd; rotary positions turn pairs of features")
+    if isinstance(mixer, SoftmaxAttention) and mixer.n_kv_heads and heads % mixer.n_kv_heads:
+        raise ConfigError(f"{where}.n_kv_heads: {mixer.n_kv_heads} does not divide n_heads = {heads}")
+
+
+def _check_train(train: Train) -> None:
+    per_step = train.batch_size * train.context
+    if train.tokens < per_step:
+        raise ConfigError(
+            f"$.train.tokens: {train.tokens:,} is less than one step (batch_size × context = {per_step:,} tokens)"
+        )
+    if train.micro_batch_size and train.batch_size % train.micro_batch_size:
+        raise ConfigError(
+            f"$.train.micro_batch_size: {train.micro_batch_size} does not divide batch_size = {train.batch_size}"
+        )
+    steps = train.tokens // per_step
+    if train.schedule.warmup_steps >= steps:
+        raise ConfigError(
+            f"$.train.schedule.warmup_steps: {train.schedule.warmup_steps} of {steps} steps; "
+            f"lower it or raise train.tokens"
+        )

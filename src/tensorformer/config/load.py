@@ -1,0 +1,169 @@
+"""From TOML to a checked recipe, from a recipe to the run of one variant, and back to canonical text."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import tomli_w
+
+from tensorformer.config.check import check_recipe, check_run
+from tensorformer.config.schema import Recipe, Run, Section
+from tensorformer.errors import ConfigError, suggest
+
+T = TypeVar("T", bound=Section)
+
+# What must be equal for a comparison to be one: overriding these in a variant would compare two things at once.
+SHARED_BY_ALL = ("tokens", "context", "batch_size", "evaluate_tokens", "final_tokens")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and refuse, with the path of the culprit, whatever is misspelt, mistyped or impossible.
+
+    Args:
+        path: a TOML file.
+        overrides: ``"train.tokens=1000000"``, dotted key and TOML value, applied over the file.
+
+    Returns:
+        The recipe; ``.model`` is the base model that variants override.
+
+    Raises:
+        ConfigError: one line that names the file, the key and the mend.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = [str(p) for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        raise ConfigError(f"{path}: no such recipe{suggest(str(path), near)}") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: can't be read as text: {e}") from None
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{path}: not TOML: {e}") from None
+    for override in overrides:
+        tree = merge(tree, _parse_override(override))
+    try:
+        recipe = _decode(tree, Recipe)
+        check_recipe(recipe)
+        for name in recipe.variants or {}:
+            variant_run(recipe, name, seed=0)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from None
+    return recipe
+
+
+def variant_run(recipe: Recipe, name: str | None, seed: int) -> Run:
+    """Return the run of one variant at one seed, before its widths are matched; ``None`` names the base itself."""
+    base = Run(data=recipe.data, model=recipe.model, train=recipe.train, seed=seed)
+    if name is None:
+        check_run(base)
+        return base
+    if name not in recipe.variants:
+        raise ConfigError(f"there is no variant {name!r}{suggest(name, recipe.variants)}")
+    overrides = {k: v for k, v in recipe.variants[name].items() if k != "description"}
+    where = f"$.variants.{name}"
+    for key in overrides:
+        if key not in ("model", "train"):
+            raise ConfigError(f"{where}.{key}: a variant may override `model` and `train` only")
+    train = overrides.get("train")
+    for key in SHARED_BY_ALL:
+        if isinstance(train, Mapping) and key in train:
+            raise ConfigError(f"{where}.train.{key}: must be the same for all variants; set it in [train]")
+    try:
+        run = _decode(merge(msgspec.to_builtins(base), overrides), Run)
+        check_run(run)
+    except ConfigError as e:
+        raise ConfigError(f"{where}: {e}") from None
+    return run
+
+
+def description(recipe: Recipe, name: str) -> str:
+    """Return the variant's own words about itself, or nothing."""
+    return str(recipe.variants[name].get("description", ""))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one tree over another: tables are merged, everything else, and a table of another kind, is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        same_kind = both and ("kind" not in value or value["kind"] == old.get("kind"))
+        merged[key] = merge(old, value) if same_kind else value
+    return merged
+
+
+def to_toml(section: Section) -> str:
+    """Return the section as TOML, defaults included, so that the text stays true when defaults move."""
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(section)))
+
+
+def run_from_toml(text: str) -> Run:
+    """Read back what ``to_toml`` wrote for a run."""
+    try:
+        return _decode(tomllib.loads(text), Run)
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"not TOML: {e}") from None
+
+
+def run_hash(run: Run) -> str:
+    """Return the run's id: 16 hex digits of the SHA-256 of its canonical form."""
+    return hashlib.sha256(msgspec.json.encode(run, order="sorted")).hexdigest()[:16]
+
+
+def differences(old: Run, new: Run) -> list[str]:
+    """Return the keys in which two runs differ, as ``path: old → new``."""
+    a, b = dict(_leaves(msgspec.to_builtins(old))), dict(_leaves(msgspec.to_builtins(new)))
+    return [f"{k}: {a.get(k, 'absent')} → {b.get(k, 'absent')}" for k in {**a, **b} if a.get(k) != b.get(k)]
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[\w.-]+", key.strip()):
+        raise ConfigError(f"override {text!r}: write key=value, for example train.tokens=1000000")
+    for candidate in (value, f'"{value}"'):  # a bare word is a string
+        try:
+            return tomllib.loads(f"{key.strip()} = {candidate}")
+        except tomllib.TOMLDecodeError:
+            continue
+    raise ConfigError(f"override {text!r}: {value!r} is not a TOML value")
+
+
+def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as e:
+        message = str(e)
+        unknown = re.search(r"unknown field `([^`]+)`", message)
+        if unknown:
+            message += suggest(unknown[1], {f for s in _sections(Section) for f in s.__struct_fields__})
+        raise ConfigError(message) from None
+
+
+def _sections(base: type[Section]) -> Iterator[type[Section]]:
+    for child in base.__subclasses__():
+        yield child
+        yield from _sections(child)
+
+
+def _without_none(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {k: _without_none(v) for k, v in tree.items() if v is not None}
+    if isinstance(tree, list | tuple):
+        return [_without_none(v) for v in tree]
+    return tree
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for k, v in tree.items():
+            yield from _leaves(v, f"{path}.{k}" if path else k)
+    else:
+        yield path, tree

@@ -1,0 +1,263 @@
+"""The symbols, and the functions that formulas are made of: each declared once, with its derivative.
+
+A primitive has a *definition* in elementary functions (the 50-digit oracle evaluates that), a *derivative* in
+primitives, a LaTeX form, and, for the printers, what it does far out: whether it is bounded, and where it vanishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import sympy
+from sympy.parsing.sympy_parser import auto_number, parse_expr, rationalize
+
+from tensorformer.errors import GateError
+
+# "both": zero, in floating point exactly, towards either infinity; "left": towards −∞ only.
+Vanishing = Literal["both", "left", "never"]
+
+
+def symbol(name: str) -> sympy.Symbol:
+    """Return the symbol of a variable or a parameter."""
+    return sympy.Symbol(name, real=True)
+
+
+x, g, u = symbol("x"), symbol("g"), symbol("u")
+
+
+class Primitive(sympy.Function):
+    """A scalar function with a declared definition, derivative, LaTeX form and behaviour far out."""
+
+    bounded: ClassVar[bool] = True
+    vanishing: ClassVar[Vanishing] = "never"
+    pattern: ClassVar[str]                       # LaTeX, with {0}, {1}, … for the arguments
+
+    def definition(self) -> sympy.Expr:
+        """Return the same function in elementary terms."""
+        raise NotImplementedError
+
+    def slope(self, index: int) -> sympy.Expr:
+        """Return the partial derivative by argument ``index``, counted from zero."""
+        raise NotImplementedError
+
+    def fdiff(self, argindex: int = 1) -> sympy.Expr:
+        return self.slope(argindex - 1)
+
+    def doit(self, **hints: Any) -> sympy.Expr:
+        return self.func(*(a.doit(**hints) for a in self.args)).definition()
+
+    def _latex(self, printer: Any, exp: str | None = None) -> str:
+        text = self.pattern.format(*(printer.doprint(a) for a in self.args))
+        return text if exp is None else rf"\left({text}\right)^{{{exp}}}"
+
+
+class sigmoid(Primitive):
+    """σ(z) = 1 / (1 + e⁻ᶻ)."""
+
+    vanishing = "left"
+    pattern = r"\sigma\left({0}\right)"
+
+    def definition(self) -> sympy.Expr:
+        return 1 / (1 + sympy.exp(-self.args[0]))
+
+    def slope(self, index: int) -> sympy.Expr:
+        return hump(self)
+
+
+class hump(Primitive):
+    """s(1 − s), the logistic density, as a function of s = σ(z) so that both share one exponential."""
+
+    vanishing = "both"
+    pattern = r"{0} \left(1 - {0}\right)"
+
+    def definition(self) -> sympy.Expr:
+        return self.args[0] * (1 - self.args[0])
+
+    def slope(self, index: int) -> sympy.Expr:
+        return 1 - 2 * self.args[0]
+
+
+class tanh(Primitive):
+    """The hyperbolic tangent."""
+
+    pattern = r"\tanh\left({0}\right)"
+
+    def definition(self) -> sympy.Expr:
+        return sympy.tanh(self.args[0])
+
+    def slope(self, index: int) -> sympy.Expr:
+        return dome(self)
+
+
+class dome(Primitive):
+    """1 − t², the squared hyperbolic secant, as a function of t = tanh(z)."""
+
+    vanishing = "both"
+    pattern = r"\left(1 - {0}^2\right)"
+
+    def definition(self) -> sympy.Expr:
+        return 1 - self.args[0] ** 2
+
+    def slope(self, index: int) -> sympy.Expr:
+        return -2 * self.args[0]
+
+
+class Phi(Primitive):
+    """Φ(z) = ½ erfc(−z/√2), the standard normal distribution function; ½(1 + erf) would lose its left tail."""
+
+    vanishing = "left"
+    pattern = r"\Phi\left({0}\right)"
+
+    def definition(self) -> sympy.Expr:
+        return sympy.erfc(-self.args[0] / sympy.sqrt(2)) / 2
+
+    def slope(self, index: int) -> sympy.Expr:
+        return gauss(self.args[0])
+
+
+class gauss(Primitive):
+    """φ(z) = e^(−z²/2) / √(2π), the standard normal density."""
+
+    vanishing = "both"
+    pattern = r"\varphi\left({0}\right)"
+
+    def definition(self) -> sympy.Expr:
+        return sympy.exp(-self.args[0] ** 2 / 2) / sympy.sqrt(2 * sympy.pi)
+
+    def slope(self, index: int) -> sympy.Expr:
+        return -self.args[0] * self
+
+
+class relu(Primitive):
+    """max(0, z); its slope at the kink is 0, as in torch."""
+
+    bounded = False
+    pattern = r"\max\left(0, {0}\right)"
+
+    def definition(self) -> sympy.Expr:
+        return sympy.Piecewise((self.args[0], self.args[0] > 0), (0, True))
+
+    def slope(self, index: int) -> sympy.Expr:
+        return above(self.args[0], sympy.Integer(0))
+
+
+class cap(Primitive):
+    """min(z, top); at the kink the slope by z is 1, as in ``torch.clamp``."""
+
+    bounded = False
+    pattern = r"\min\left({0}, {1}\right)"
+
+    def definition(self) -> sympy.Expr:
+        z, top = self.args
+        return sympy.Piecewise((top, z > top), (z, True))
+
+    def slope(self, index: int) -> sympy.Expr:
+        outside = above(*self.args)
+        return 1 - outside if index == 0 else outside
+
+
+class clip(Primitive):
+    """min(max(z, low), high); at a kink the slope by z is 1, as in ``torch.clamp``."""
+
+    vanishing = "left"                           # where low is 0; elsewhere the guard it asks for changes nothing
+    pattern = r"\mathrm{{clip}}\left({0}, {1}, {2}\right)"
+
+    def definition(self) -> sympy.Expr:
+        z, low, high = self.args
+        return sympy.Piecewise((low, z < low), (high, z > high), (z, True))
+
+    def slope(self, index: int) -> sympy.Expr:
+        z, low, high = self.args
+        return (within(z, low, high), above(low, z), above(z, high))[index]
+
+
+class above(Primitive):
+    """[a > b], 1 or 0; its own slope counts as zero, which it is almost everywhere."""
+
+    pattern = r"\left[{0} > {1}\right]"
+
+    def definition(self) -> sympy.Expr:
+        return sympy.Piecewise((1, self.args[0] > self.args[1]), (0, True))
+
+    def slope(self, index: int) -> sympy.Expr:
+        return sympy.Integer(0)
+
+
+class within(Primitive):
+    """[low ≤ z ≤ high], 1 or 0; its own slope counts as zero."""
+
+    vanishing = "both"
+    pattern = r"\left[{1} \le {0} \le {2}\right]"
+
+    def definition(self) -> sympy.Expr:
+        z, low, high = self.args
+        return sympy.Piecewise((0, z < low), (0, z > high), (1, True))
+
+    def slope(self, index: int) -> sympy.Expr:
+        return sympy.Integer(0)
+
+
+_NAMES = {f.__name__: f for f in (sigmoid, tanh, Phi, relu, cap, clip)} | {
+    "x": x, "sqrt": sympy.sqrt, "pi": sympy.pi, "oo": sympy.oo,
+}
+_SYMPY = {"Integer": sympy.Integer, "Float": sympy.Float, "Rational": sympy.Rational}
+
+
+# How parameters are written in the papers they come from.
+_WRITTEN = {"linear_beta": r"\lambda", "limit": "L"}
+
+
+def latex(expr: sympy.Expr) -> str:
+    """Return ``expr`` in LaTeX."""
+    return sympy.latex(expr, symbol_names={symbol(n): text for n, text in _WRITTEN.items()})
+
+
+def latex_product(left: sympy.Expr, right: sympy.Expr) -> str:
+    """Return ``left``·``right`` in LaTeX, in that order."""
+    return " ".join(rf"\left({latex(e)}\right)" if e.is_Add else latex(e) for e in (left, right))
+
+
+def parse(formula: str, parameters: tuple[str, ...]) -> sympy.Expr:
+    """Return the expression written in ``formula``.
+
+    Args:
+        formula: Python syntax in ``x``, the parameters, ``sqrt``, ``pi`` and the primitives; decimals are exact.
+        parameters: the names it may use besides.
+
+    Raises:
+        GateError: a name in it is not known.
+    """
+    names = _NAMES | {p: symbol(p) for p in parameters}
+    try:
+        return sympy.sympify(parse_expr(formula, names, (auto_number, rationalize), dict(_SYMPY)))
+    except NameError as error:
+        raise GateError(f"formula {formula!r}: {error}; known: {', '.join(sorted(names))}") from None
+
+
+def derivative(expr: sympy.Expr, name: str) -> sympy.Expr:
+    """Return ∂expr/∂name in primitives."""
+    slope = sympy.diff(expr, symbol(name))
+    # max(0, z)·[z > 0] is max(0, z): one pass less for every squared ReLU.
+    for step in slope.atoms(above):
+        twin = relu(step.args[0])
+        if step.args[1] == 0 and slope.has(twin):
+            slope = slope.subs(step * twin, twin)
+    return slope
+
+
+def degree(expr: sympy.Expr, parameters: Mapping[str, object]) -> int | None:
+    """Return the degree of ``expr`` as a polynomial in x, None where it is not one."""
+    # At zero a parameter can take the non-polynomial part away: Swish(0) is x/2.
+    zeros = {symbol(n): 0 for n, v in parameters.items() if isinstance(v, float) and v == 0}
+    expr = expr.subs(zeros)
+    return int(sympy.degree(expr, x)) if expr.is_polynomial(x) else None
+
+
+def is_unbounded(expr: sympy.Expr) -> bool:
+    """Say whether ``expr`` can become infinite for an infinite variable (parameters are finite)."""
+    if isinstance(expr, Primitive) and expr.bounded:
+        return False
+    if expr.is_Symbol:
+        return expr in (x, g, u)
+    return any(is_unbounded(a) for a in expr.args)

@@ -1,0 +1,304 @@
+"""What an activation is: a scalar function, or a product of two of them, φ(g)·ψ(u)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tensorformer.errors import GateError, ShapeError, suggest
+from tensorformer.gates.kernel import Kernel, kernel
+
+Parameter = float | Tensor | None
+Rule = Literal["> 0", ">= 0", "> 0 or None"]
+Number = Any                                     # an mpmath.mpf: mpmath is loaded only where an oracle is asked
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scalar:
+    """A scalar activation: one formula, from which its torch function, derivatives, degree and oracle follow.
+
+    Args:
+        name: the name it is known by.
+        formula: in ``x``, the parameters and the primitives of ``gates/expr.py``.
+        limits: its limits at −∞ and +∞, as formulas of the parameters.
+        source: where the formula comes from: an arXiv number, or the model and its file.
+        needs: parameters and their ranges; none has a default.
+        without: the formula that holds when the parameter that may be None is None.
+        parameters: the values bound so far; use :meth:`bind`.
+    """
+
+    name: str
+    formula: str
+    limits: tuple[str, str]
+    source: str
+    needs: Mapping[str, Rule] = field(default_factory=dict)
+    without: str | None = None
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    _written: tuple[str, tuple[str, ...]] = field(init=False, repr=False)      # the formula that holds, its parameters
+    _given: tuple[Any, ...] = field(init=False, repr=False)                    # their values, in that order
+
+    def __post_init__(self) -> None:
+        absent = [n for n, v in self.parameters.items() if v is None]
+        names = tuple(n for n in self.needs if n not in absent)
+        object.__setattr__(self, "_written", ((self.without if absent else None) or self.formula, names))
+        object.__setattr__(self, "_given", tuple(v for v in self.parameters.values() if v is not None))
+
+    def __call__(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the function at ``x``.
+
+        Args:
+            x: any shape, stride and floating dtype; bfloat16 and float16 are computed in float32, rounded once.
+
+        Returns:
+            The same shape and dtype; the formula's limit at ±∞, NaN at NaN.
+
+        Raises:
+            GateError: a parameter is not bound.
+            ShapeError: a tensor parameter does not broadcast to the shape of ``x``.
+        """
+        return self._kernel(x)(x, *self._given)
+
+    def derivative(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the first derivative at ``x``: finite limits at ±∞, torch's convention at a kink."""
+        return self._kernel(x).partial(0)(x, *self._given)
+
+    def bind(self, **parameters: Parameter) -> Scalar:
+        """Return this function with its parameters set: numbers, or tensors, which then get gradients.
+
+        Args:
+            parameters: floats; or floating tensors that broadcast to the input (their values are not read, so
+                that a training step never waits for them); or None where the formula has a form without.
+
+        Raises:
+            GateError: a parameter is unknown, missing, out of its range, or NaN.
+        """
+        return replace(self, parameters=checked(self.name, self.needs, {**self.parameters, **parameters}))
+
+    @property
+    def expr(self) -> Any:
+        """The formula as a SymPy expression in ``x`` and the parameters."""
+        from tensorformer.gates import expr
+
+        return expr.parse(*self._written)
+
+    @property
+    def derivative_expr(self) -> Any:
+        """The derivative by ``x`` as a SymPy expression."""
+        from tensorformer.gates import expr
+
+        return expr.derivative(self.expr, "x")
+
+    @property
+    def latex(self) -> str:
+        """The formula in LaTeX, in ``x``."""
+        from tensorformer.gates import expr
+
+        return expr.latex(self.expr)
+
+    @property
+    def degree(self) -> int | None:
+        """The degree as a polynomial in ``x``; None where it is not one."""
+        from tensorformer.gates import expr
+
+        return expr.degree(self.expr, self.parameters)
+
+    @property
+    def second_moment(self) -> float:
+        """E[f(z)²] for z ~ N(0, 1), by quadrature: what an initialisation needs to keep variances."""
+        from tensorformer.gates import oracle
+
+        self._require()
+        formula, names = self._written
+        return oracle.second_moment(formula, names, self._floats())
+
+    def oracle(self, x: float | Sequence[float] | Tensor, digits: int = 50, order: int = 0) -> Any:
+        """Return the function, or a derivative of it, computed with mpmath from the same formula.
+
+        Args:
+            x: a float, a sequence of floats or a tensor, taken as the exact binary numbers they are.
+            digits: significant decimal digits.
+            order: how many times to differentiate by x.
+
+        Returns:
+            An ``mpmath.mpf``, or a flat list of them; at ±∞ the declared limit (order 0) or the value far out.
+        """
+        from tensorformer.gates import oracle
+
+        self._require()
+        formula, names = self._written
+        values = x.detach().flatten().tolist() if isinstance(x, Tensor) and x.dim() else x
+        if isinstance(values, Sequence):
+            return [oracle.evaluate(formula, names, self._floats(), self.limits, float(v), digits, order) for v in values]
+        return oracle.evaluate(formula, names, self._floats(), self.limits, float(values), digits, order)
+
+    def triton_body(self, x: str = "x", value: str = "y", derivative: str | None = None) -> list[str]:
+        """Return the lines of Triton that compute the function, and its derivative if a name for it is given.
+
+        Args:
+            x: the variable that holds the input, in float32. Parameters are variables of their own names.
+            value: the variable to assign the function to.
+            derivative: the variable to assign the derivative to.
+
+        Raises:
+            GateError: the formula uses a function that has no Triton form.
+        """
+        from tensorformer.gates import expr, printers
+
+        outputs = {value: self.expr}
+        if derivative is not None:
+            outputs[derivative] = self.derivative_expr
+        symbol = expr.symbol(x)
+        return printers.triton_lines({n: e.subs(expr.x, symbol) for n, e in outputs.items()}, f"{x}_")
+
+    def _kernel(self, x: Tensor) -> Kernel:
+        self._require()
+        for v in self._given:
+            if isinstance(v, Tensor) and torch.broadcast_shapes(v.shape, x.shape) != x.shape:
+                raise ShapeError(f"{self.name}: a parameter of shape {tuple(v.shape)} does not fit {tuple(x.shape)}")
+        formula, names = self._written
+        return kernel(formula, ("x", *names))
+
+    def _require(self) -> None:
+        if len(self.parameters) != len(self.needs):
+            checked(self.name, self.needs, self.parameters)
+
+    def _floats(self) -> tuple[float, ...]:
+        for v in self._given:
+            if isinstance(v, Tensor) and v.numel() != 1:
+                raise GateError(f"{self.name}: this needs plain numbers, and a parameter has shape {tuple(v.shape)}")
+        return tuple(float(v) for v in self._given)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """A gated activation φ(g)·ψ(u).
+
+    Args:
+        name: the name it is known by.
+        gate: φ, applied to the gate projection.
+        value: ψ, applied to the up projection.
+        source: where the formula comes from.
+        models: models that use it.
+    """
+
+    name: str
+    gate: Scalar
+    value: Scalar
+    source: str
+    models: tuple[str, ...] = ()
+
+    def __call__(self, g: Float[Tensor, "*shape"], u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return φ(g)·ψ(u).
+
+        Args:
+            g: the gate projection; any shape, stride and floating dtype.
+            u: the up projection, of the same shape and dtype.
+
+        Returns:
+            The same shape and dtype; each factor is rounded once, and the product once.
+
+        Raises:
+            GateError: a parameter is not bound.
+        """
+        return self.gate(g) * self.value(u)
+
+    @property
+    def needs(self) -> Mapping[str, Rule]:
+        """The parameters of both functions, and their ranges."""
+        return {**self.gate.needs, **self.value.needs}
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The values bound so far."""
+        return {**self.gate.parameters, **self.value.parameters}
+
+    def bind(self, **parameters: Parameter) -> Gate:
+        """Return this gate with its parameters set: numbers, or tensors, which then get gradients.
+
+        Raises:
+            GateError: a parameter is unknown, missing, out of its range, or NaN.
+        """
+        known = checked(self.name, self.needs, {**self.parameters, **parameters})
+        parts = [s.bind(**{n: known[n] for n in s.needs}) for s in (self.gate, self.value)]
+        return replace(self, gate=parts[0], value=parts[1])
+
+    @property
+    def expr(self) -> Any:
+        """The formula as a SymPy expression in ``g``, ``u`` and the parameters."""
+        from tensorformer.gates import expr
+
+        return self.gate.expr.subs(expr.x, expr.g) * self.value.expr.subs(expr.x, expr.u)
+
+    @property
+    def latex(self) -> str:
+        """The formula in LaTeX, in ``g`` and ``u``."""
+        from tensorformer.gates import expr
+
+        return expr.latex_product(self.gate.expr.subs(expr.x, expr.g), self.value.expr.subs(expr.x, expr.u))
+
+    @property
+    def degree(self) -> int | None:
+        """The total degree as a polynomial in g and u; None where it is not one."""
+        degrees = (self.gate.degree, self.value.degree)
+        return None if None in degrees else sum(d for d in degrees if d is not None)
+
+    @property
+    def second_moment(self) -> float:
+        """E[φ(z₁)²]·E[ψ(z₂)²] for independent z₁, z₂ ~ N(0, 1)."""
+        return self.gate.second_moment * self.value.second_moment
+
+    def triton_body(self, backward: bool = False) -> list[str]:
+        """Return the lines of Triton that compute ``h`` from ``g`` and ``u``; or, backward, also ``dg`` and ``du``.
+
+        ``g`` and ``u`` hold float32; parameters are variables of their own names; ``dg`` and ``du`` are the partial
+        derivatives of ``h``, to be multiplied by its gradient.
+        """
+        lines, names = [], {}
+        for scalar, x in ((self.gate, "g"), (self.value, "u")):
+            f, slope = f"f_{x}", f"d_{x}"
+            body = dict(line.split(" = ", 1) for line in scalar.triton_body(x, f, slope if backward else None))
+            # A name or a constant is written where it is used: a bilinear gate is then one product.
+            for n in (f, slope):
+                names[n] = body.pop(n) if body.get(n, "f_") in (x, "1.0") else n
+            lines += [f"{n} = {e}" for n, e in body.items()]
+        lines.append(f"h = {names['f_g']}*{names['f_u']}")
+        if backward:
+            for n, a, b in (("dg", "d_g", "f_u"), ("du", "d_u", "f_g")):
+                lines.append(f"{n} = {names[b]}" if names[a] == "1.0" else f"{n} = {names[a]}*{names[b]}")
+        return lines
+
+
+def checked(name: str, needs: Mapping[str, Rule], given: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Return ``given`` in the order of ``needs``, or raise an error that says which one to write, or to leave out."""
+    for extra in given.keys() - needs.keys():
+        hint = suggest(extra, needs) if needs else "; it takes none"
+        raise GateError(f"{name!r} has no parameter {extra!r}{hint}")
+    missing = [f"{n} ({rule})" for n, rule in needs.items() if n not in given]
+    if missing:
+        example = ", ".join(f"{n}=…" for n in needs)
+        raise GateError(f"{name!r} needs {' and '.join(missing)}: write {example}; it belongs to the model")
+    return {n: _in_range(name, n, rule, given[n]) for n, rule in needs.items()}
+
+
+def _in_range(owner: str, name: str, rule: Rule, value: Parameter) -> Parameter:
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise GateError(f"{owner!r}: {name} must be a floating tensor, not {value.dtype}")
+        return value
+    if value is None:
+        if "None" in rule:
+            return None
+        raise GateError(f"{owner!r}: {name} must be a number {rule}, not None")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise GateError(f"{owner!r}: {name} must be a number {rule} or a tensor, not {value!r}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and rule != ">= 0"):
+        raise GateError(f"{owner!r}: {name} must be a finite number {rule}, not {value!r}")
+    return float(value)

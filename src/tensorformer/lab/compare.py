@@ -1,0 +1,342 @@
+"""A comparison: plan, choose learning rates, train what is missing, time, and put the results together."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from tensorformer import __version__
+from tensorformer.config.load import run_hash, to_toml
+from tensorformer.config.match import widths
+from tensorformer.config.schema import Compare, Recipe, Run, WarmupStableDecay
+from tensorformer.data.prepare import Corpus, prepare
+from tensorformer.errors import CheckpointError, ConfigError, DivergenceError, TensorformerError
+from tensorformer.files import write_bytes
+from tensorformer.lab import record, statistics
+from tensorformer.lab.device import pick
+from tensorformer.lab.plan import Planned, plan
+from tensorformer.lab.pool import Event, Task, run_all
+from tensorformer.lab.results import Comparison, Difference, Ratio, SeedResult, Variant
+from tensorformer.lab.results import Corpus as CorpusFacts
+from tensorformer.lab.timing import step_seconds
+
+RESULTS = "results.json"
+TIMING_ROUNDS = 9
+BUDGETS = (0.5, 1.0, 2.0)  # of the tokens: the baseline's curve for data-to-match
+
+
+class Watcher(NamedTuple):
+    """What a comparison tells while it works."""
+
+    on_tasks: Callable[[list[Task]], None] = lambda tasks: None  # about to be trained
+    on_event: Callable[[Event], None] = lambda event: None
+    on_timing: Callable[[int, int], None] = lambda done, of: None
+
+
+def compare(recipe: Recipe, root: Path, device: str, jobs: int, watcher: Watcher = Watcher()) -> Comparison:  # noqa: B008
+    """Run what is missing of a comparison and return its results, written to ``results.json`` as well.
+
+    Args:
+        recipe: with a ``[compare]`` table.
+        root: folder of all runs; this one's is ``root / recipe.name``.
+        device: by name, ``"auto"`` for the best there is.
+        jobs: runs trained side by side.
+        watcher: told of progress.
+
+    Raises:
+        TensorformerError: a run failed; the others were trained all the same, and are kept.
+        KeyboardInterrupt: all runs have stopped at a checkpoint.
+    """
+    assert recipe.compare is not None
+    folder, corpus, planned = root / recipe.name, prepare(recipe.data), plan(recipe)
+    check_fits(corpus, planned[0].run)
+    lab = _Lab(recipe, recipe.compare, corpus, folder, device, jobs, watcher)
+    lab.train_grid(planned)
+    grids = {p.name: lab.grid(p) for p in planned}
+    chosen = [_at_rate(p, _best(p, grids[p.name])) for p in planned]
+    lab.train_all(chosen)
+    comparison = _assemble(lab, chosen, grids, lab.time(chosen))
+    write_bytes(folder / RESULTS, msgspec.json.format(msgspec.json.encode(comparison)))
+    return comparison
+
+
+def read_results(folder: Path) -> Comparison:
+    """Read what a finished comparison found."""
+    path = folder / RESULTS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Comparison)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: not there; `tensorformer compare` writes it when all runs have finished"
+        ) from None
+    except (OSError, msgspec.DecodeError) as e:
+        raise CheckpointError(f"{path}: unreadable ({e}); run `tensorformer compare` again to write it anew") from None
+
+
+def check_fits(corpus: Corpus, run: Run) -> None:
+    """Refuse a model whose vocabulary is too small, or text that is too short, for a run."""
+    if corpus.vocab_size > run.model.vocab_size:
+        raise ConfigError(
+            f"$.model.vocab_size: {run.model.vocab_size:,} is less than the tokenizer's; write {corpus.vocab_size}"
+        )
+    for name, part in (("training", corpus.train), ("validation", corpus.validation), ("tuning", corpus.tuning)):
+        if len(part.tokens) < run.train.context + 1:
+            raise ConfigError(
+                f"$.train.context: {run.train.context:,} tokens do not fit into the {name} part of the data "
+                f"({len(part.tokens):,} tokens); lower it or add text"
+            )
+
+
+class _Lab:
+    """The folder of one comparison and how runs get into it."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        compare: Compare,
+        corpus: Corpus,
+        folder: Path,
+        device: str,
+        jobs: int,
+        watcher: Watcher,
+    ) -> None:
+        self.recipe, self.compare, self.corpus, self.folder = recipe, compare, corpus, folder
+        self.device, self.jobs, self.watcher = device, jobs, watcher
+
+    def run_folder(self, p: Planned, seed: int, tokens: int | None = None) -> Path:
+        """Return where a run lives; the plain ``variant/seed-n`` unless rates or lengths are varied."""
+        parts = [p.name]
+        if self.compare.learning_rates:
+            parts.append(f"lr-{p.run.train.optimizer.lr:g}")
+        if tokens is not None and tokens != p.run.train.tokens:
+            parts.append(f"tokens-{tokens}")
+        return self.folder.joinpath(*parts, f"seed-{seed}")
+
+    def task(self, p: Planned, seed: int, tokens: int | None = None, branch_from: Path | None = None) -> Task:
+        run = p.at_seed(seed)
+        if tokens is not None:
+            run = msgspec.structs.replace(run, train=msgspec.structs.replace(run.train, tokens=tokens))
+        folder = self.run_folder(p, seed, tokens)
+        label = str(folder.relative_to(self.folder))
+        return Task(label, run, folder, self.compare.contexts, branch_from)
+
+    def train_grid(self, planned: list[Planned]) -> None:
+        """Train every variant at every learning rate of the grid, at the first seed."""
+        seed = self.compare.seeds[0]
+        tasks = [self.task(_at_rate(p, lr), seed) for lr in self.compare.learning_rates for p in planned]
+        self._train([[t] for t in tasks], may_diverge=True)
+        for p in planned:
+            if self.compare.learning_rates and not self.grid(p):
+                raise DivergenceError(f"{p.name}: diverged at every learning rate of the grid; add lower ones")
+
+    def grid(self, p: Planned) -> dict[float, float]:
+        """Return learning rate -> loss on the tuning part, without those at which the variant diverged."""
+        results = {
+            lr: record.read_result(self.run_folder(_at_rate(p, lr), self.compare.seeds[0]))
+            for lr in self.compare.learning_rates
+        }
+        return {lr: result.tuning_loss for lr, result in results.items() if result}
+
+    def train_all(self, chosen: list[Planned]) -> None:
+        """Train every variant at every seed, and the baseline at the budgets of its curve."""
+        chains = []
+        for seed in self.compare.seeds:
+            for p in chosen:
+                budgets = self._budgets() if p.name == self.compare.baseline else [self.recipe.train.tokens]
+                chain: list[Task] = []
+                for tokens in budgets:
+                    trunk = chain[-1].folder if chain and self._branches() else None
+                    chain.append(self.task(p, seed, tokens, trunk))
+                chains.append(chain)
+        self._train(chains)
+
+    def time(self, chosen: list[Planned]) -> dict[str, float]:
+        """Return the step times of all variants, from the last pass if it timed the same ones on this machine."""
+        path = self.folder / "step_seconds.json"
+        key = _machine() | {p.name: run_hash(p.run) for p in chosen}
+        if path.exists():
+            stored = msgspec.json.decode(path.read_bytes())
+            if stored.get("key") == key:
+                return stored["seconds"]
+        runs = {p.name: p.run for p in chosen}
+        seconds = step_seconds(runs, self.corpus, pick(self.device), TIMING_ROUNDS, self.watcher.on_timing)
+        write_bytes(path, msgspec.json.encode({"key": key, "seconds": seconds}))
+        return seconds
+
+    def results(self, p: Planned, tokens: int | None = None) -> dict[int, SeedResult]:
+        return {s: record.seed_result(self.run_folder(p, s, tokens), s) for s in self.compare.seeds}
+
+    def curve(self, baseline: Planned) -> dict[int, dict[int, float]]:
+        """Return seed -> tokens -> the baseline's final loss; empty without data-to-match."""
+        if not self.compare.data_to_match:
+            return {}
+        losses = {t: self.results(baseline, t) for t in self._budgets()}
+        return {s: {t: losses[t][s].loss for t in losses} for s in self.compare.seeds}
+
+    def _finished(self, task: Task) -> bool:
+        return record.finished(task.folder, [task.run.train.context * c for c in task.contexts]) is not None
+
+    def _budgets(self) -> list[int]:
+        tokens = self.recipe.train.tokens
+        return [int(tokens * b) for b in BUDGETS] if self.compare.data_to_match else [tokens]
+
+    def _branches(self) -> bool:
+        return isinstance(self.recipe.train.schedule, WarmupStableDecay)
+
+    def _train(self, chains: list[list[Task]], may_diverge: bool = False) -> None:
+        for task in (t for chain in chains for t in chain):  # refuse a folder of another run before any work is done
+            record.claim(task.folder, task.run, self.corpus.fingerprint)
+        chains = [[t for t in chain if not self._finished(t)] for chain in chains]
+        chains = [chain for chain in chains if chain]
+        self.watcher.on_tasks([t for chain in chains for t in chain])
+        failed = run_all(chains, self.jobs, self.device, self.watcher.on_event)
+        fatal = [e for e in failed.values() if not (may_diverge and e.kind == "diverged")]
+        if fatal:
+            more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
+            error = DivergenceError if fatal[0].kind == "diverged" else TensorformerError
+            raise error(f"{fatal[0].message}{more}") from (Exception(fatal[0].details) if fatal[0].details else None)
+
+
+def _best(p: Planned, grid: dict[float, float]) -> float:
+    """Return the learning rate with the least loss on the tuning part; without a grid, the recipe's own."""
+    return min(grid, key=lambda lr: grid[lr]) if grid else p.run.train.optimizer.lr
+
+
+def _at_rate(p: Planned, lr: float) -> Planned:
+    optimizer = msgspec.structs.replace(p.run.train.optimizer, lr=lr)
+    train = msgspec.structs.replace(p.run.train, optimizer=optimizer)
+    return p._replace(run=msgspec.structs.replace(p.run, train=train))
+
+
+def _assemble(
+    lab: _Lab,
+    chosen: list[Planned],
+    grids: dict[str, dict[float, float]],
+    seconds: dict[str, float],
+) -> Comparison:
+    compare, train = lab.compare, lab.recipe.train
+    results = {p.name: lab.results(p) for p in chosen}
+    losses = {name: {s: r.loss for s, r in by_seed.items()} for name, by_seed in results.items()}
+    baseline = losses.pop(compare.baseline)
+    differences = statistics.compare_all(baseline, losses, compare.delta) if losses else {}
+    curve = lab.curve(chosen[0])
+    variants = []
+    for p in chosen:
+        ratio = statistics.data_to_match(curve, losses[p.name], train.tokens) if curve and p.name in losses else None
+        slower = seconds[p.name] / seconds[compare.baseline]
+        variants.append(
+            _variant(p, list(results[p.name].values()), grids[p.name], differences.get(p.name), ratio, slower, seconds)
+        )
+    return Comparison(
+        name=lab.recipe.name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        baseline=compare.baseline,
+        match=compare.match,
+        tolerance=compare.tolerance,
+        delta=compare.delta,
+        tokens=train.tokens,
+        context=train.context,
+        seeds=list(compare.seeds),
+        corpus=_corpus_facts(lab.corpus, train.final_tokens),
+        machine=_machine() | {"runs side by side": str(lab.jobs), "device": str(pick(lab.device))},
+        variants=variants,
+        notes=_notes(lab, chosen),
+        baseline_curve={
+            t: statistics.estimate([c[t] for c in curve.values()]) for t in (lab._budgets() if curve else [])
+        },
+    )
+
+
+def _variant(
+    p: Planned,
+    seeds: list[SeedResult],
+    grid: dict[float, float],
+    difference: Difference | None,
+    ratio: Ratio | None,
+    slower: float,
+    seconds: dict[str, float],
+) -> Variant:
+    train = p.run.train
+    config = msgspec.structs.replace(p.run, seed=0)
+    return Variant(
+        name=p.name,
+        description=p.description,
+        n_params=p.n_params,
+        flops_per_token=p.flops_per_token,
+        widths=widths(p.run.model),
+        remainder=p.remainder,
+        learning_rate=train.optimizer.lr,
+        learning_rate_losses={f"{lr:g}": loss for lr, loss in grid.items()},
+        loss=statistics.estimate([r.loss for r in seeds]),
+        bits_per_byte=statistics.estimate([r.bits_per_byte for r in seeds]),
+        difference=difference,
+        data_to_match=ratio,
+        time_to_match=statistics.scale(ratio, slower) if ratio else None,
+        context_losses={n: statistics.estimate([r.context_losses[n] for r in seeds]) for n in seeds[0].context_losses},
+        step_seconds=seconds[p.name],
+        tokens_per_second=train.batch_size * train.context / seconds[p.name],
+        peak_memory=max(r.peak_memory for r in seeds),
+        seeds=seeds,
+        config=to_toml(config),
+    )
+
+
+def _notes(lab: _Lab, chosen: list[Planned]) -> list[str]:
+    compare, notes = lab.compare, []
+    largest = max(chosen, key=lambda p: abs(p.remainder))
+    if compare.match == "none":
+        spread = ", ".join(f"{p.name} {p.n_params:,}" for p in chosen)
+        notes.append(f"Nothing was matched: the variants differ in size ({spread} parameters).")
+    else:
+        what = "parameters" if compare.match == "params" else "FLOPs a token"
+        notes.append(f"Matched in {what}; the largest remainder is {largest.remainder:+.2%} ({largest.name}).")
+    notes.append("Every variant saw the same tokens in the same order at the same seed.")
+    if compare.learning_rates:
+        notes.append(
+            "Each variant was trained at the learning rate of the grid that was best for it on the tuning part, "
+            f"which the final losses never see; the grid was tried at seed {compare.seeds[0]}."
+        )
+    elif len({p.run.train.optimizer.lr for p in chosen}) == 1:
+        notes.append("All variants were trained at one learning rate; another rate may favour another variant.")
+    if len(compare.seeds) == 1:
+        notes.append("One seed: there is no interval, and no verdict can be given.")
+    return notes
+
+
+def _corpus_facts(corpus: Corpus, limit: int) -> CorpusFacts:
+    return CorpusFacts(
+        source=corpus.source,
+        tokenizer=corpus.tokenizer.description,
+        vocab_size=corpus.vocab_size,
+        train_documents=corpus.train.n_documents,
+        train_tokens=len(corpus.train.tokens),
+        validation_documents=corpus.validation.n_documents,
+        validation_tokens=len(corpus.validation.tokens),
+        validation_tokens_used=min(limit, len(corpus.validation.tokens)),
+    )
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tensorformer": __version__,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,65 @@
+"""Where a run computes, in what precision, and how much memory it took."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from tensorformer.errors import ConfigError
+
+
+def pick(name: str) -> torch.device:
+    """Return the device that ``"auto"``, ``"cpu"``, ``"cuda"``, … names here."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise ConfigError(f"device {name!r} can't be used here: {str(e).splitlines()[0]}") from None
+    return device
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which a forward pass runs."""
+    if precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def require_compiler(device: torch.device) -> None:
+    """Refuse ``compile = true`` early where its first call would fail."""
+    if device.type == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        raise ConfigError("$.train.compile: needs a C++ compiler and finds none; install g++ or leave it out")
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Return the bytes that this process (or its share of the accelerator) holds now."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return _proc_status("VmRSS")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes this process (or its share of the accelerator) ever held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _proc_status("VmHWM")
+
+
+def _proc_status(key: str) -> int:
+    # getrusage would do elsewhere, but on Linux its maximum is inherited from the parent process.
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

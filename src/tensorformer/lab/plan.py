@@ -1,0 +1,74 @@
+"""What a recipe comes to: every variant at its matched widths, with its exact size."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from tensorformer.config.count import forward_flops, parameters, training_flops
+from tensorformer.config.load import description, variant_run
+from tensorformer.config.match import match
+from tensorformer.config.schema import Model, Recipe, Run
+from tensorformer.errors import ConfigError, suggest
+
+BASE = "base"  # the folder of a recipe's own model, when it is trained without naming a variant
+
+
+class Planned(NamedTuple):
+    """A variant, ready to be trained at any seed."""
+
+    name: str
+    description: str
+    run: Run  # at seed 0
+    n_params: int
+    flops_per_token: int  # forward and backward
+    remainder: float  # relative distance from the baseline in what is matched
+
+    def at_seed(self, seed: int) -> Run:
+        """Return the run at another seed."""
+        return msgspec.structs.replace(self.run, seed=seed)
+
+
+def plan(recipe: Recipe) -> list[Planned]:
+    """Return the variants of a comparison, baseline first, widths solved for.
+
+    Raises:
+        ConfigError: the recipe compares nothing, or a variant can't be matched.
+    """
+    if recipe.compare is None:
+        raise ConfigError("$.compare: the recipe has no [compare] table; use `tensorformer train` for a single run")
+    compare, context = recipe.compare, recipe.train.context
+
+    def measure(model: Model) -> int:
+        return forward_flops(model, context) if compare.match == "flops" else parameters(model)
+
+    target = measure(variant_run(recipe, compare.baseline, seed=0).model)
+    planned = []
+    for name in (compare.baseline, *(v for v in recipe.variants if v != compare.baseline)):
+        run = variant_run(recipe, name, seed=0)
+        if name != compare.baseline and compare.match != "none":
+            try:
+                solved = match(run.model, target, measure, compare.multiple_of, compare.tolerance)
+            except ConfigError as e:
+                raise ConfigError(f"$.variants.{name}: {e}") from None
+            run = msgspec.structs.replace(run, model=solved.model)
+        planned.append(_planned(recipe, name, run, measure(run.model) / target - 1))
+    return planned
+
+
+def plan_one(recipe: Recipe, name: str | None) -> Planned:
+    """Return one variant as the comparison would train it, or the recipe's own model for ``None``."""
+    if name is None:
+        return _planned(recipe, BASE, variant_run(recipe, None, seed=0), 0.0)
+    if name not in recipe.variants:
+        raise ConfigError(f"there is no variant {name!r}{suggest(name, recipe.variants)}")
+    if recipe.compare is None:
+        return _planned(recipe, name, variant_run(recipe, name, seed=0), 0.0)
+    return next(p for p in plan(recipe) if p.name == name)
+
+
+def _planned(recipe: Recipe, name: str, run: Run, remainder: float) -> Planned:
+    words = description(recipe, name) if name in recipe.variants else ""
+    n_params, flops = parameters(run.model), training_flops(run.model, run.train.context)
+    return Planned(name, words, run, n_params, flops, remainder)

@@ -1,0 +1,66 @@
+"""Step times of several variants, taken in turn, so that what else the machine does falls on all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tensorformer.config.schema import Run
+from tensorformer.data.batches import Batches
+from tensorformer.data.prepare import Corpus
+from tensorformer.lab.optim import make_optimizers
+from tensorformer.lab.train import training_step
+from tensorformer.nn.model import TensorTransformer
+
+WARM_UPS = 2
+
+
+def step_seconds(
+    runs: Mapping[str, Run],
+    corpus: Corpus,
+    device: torch.device,
+    rounds: int,
+    on_round: Callable[[int, int], None] = lambda done, of: None,
+) -> dict[str, float]:
+    """Return the median seconds of a training step of every run, one step of each a round.
+
+    Args:
+        runs: what to time, by name; nothing is saved.
+        corpus: where the batches come from.
+        device: where to compute, with as many threads as torch is set to.
+        rounds: steps timed of each, after two to warm up.
+        on_round: told the rounds done and their number.
+    """
+    steppers = {name: _stepper(run, corpus, device) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(WARM_UPS + rounds):
+        for name, take_step in steppers.items():
+            _synchronise(device)
+            began = time.perf_counter()
+            take_step(round_)
+            _synchronise(device)
+            if round_ >= WARM_UPS:
+                times[name].append(time.perf_counter() - began)
+        on_round(round_ + 1, WARM_UPS + rounds)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def _stepper(run: Run, corpus: Corpus, device: torch.device) -> Callable[[int], object]:
+    model = TensorTransformer(run.model, run.seed).to(device)
+    optimizers = make_optimizers(model, run.train.optimizer)
+    batches = Batches(corpus.train.tokens, run.train.context, run.train.batch_size, run.seed)
+    forward = torch.compile(model) if run.train.compile else model
+
+    def take_step(step: int) -> object:
+        inputs, targets = batches.batch(step)
+        return training_step(forward, optimizers, inputs.to(device), targets.to(device), run.train)
+
+    return take_step
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

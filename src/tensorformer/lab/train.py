@@ -1,0 +1,257 @@
+"""One training run, from its first weights to its final losses; read it top to bottom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from tensorformer.config.schema import Run, Train, WarmupStableDecay
+from tensorformer.data.batches import Batches
+from tensorformer.data.prepare import Corpus
+from tensorformer.errors import CheckpointError, DivergenceError
+from tensorformer.lab import checkpoint, evaluate, record
+from tensorformer.lab.device import autocast, memory_in_use, peak_memory, require_compiler
+from tensorformer.lab.optim import decay_start, make_optimizers, n_steps, rate
+from tensorformer.nn.model import TensorTransformer
+
+CHECKPOINTS_KEPT = 2  # the last one, and the one before it in case the last is damaged
+
+
+class Progress(NamedTuple):
+    """Where a run stands."""
+
+    step: int
+    steps: int
+    loss: float
+    tokens_per_second: float
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; it has written a checkpoint and goes on from there next time."""
+
+
+def train(
+    run: Run,
+    folder: Path,
+    corpus: Corpus,
+    device: torch.device,
+    *,
+    contexts: tuple[int, ...] = (1,),
+    branch_from: Path | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> record.Result:
+    """Train a run to its end, from wherever its folder says it stands, and measure it.
+
+    A killed run continues with the same call and ends with the same bits.
+
+    Args:
+        run: what to train.
+        folder: the run's own; another configuration's is refused.
+        corpus: prepared text.
+        device: where to compute.
+        contexts: the final loss is measured at these multiples of the training context.
+        branch_from: folder of a shorter run of the same schedule, whose checkpoint before the decay is taken over.
+        on_progress: called after every step.
+        should_stop: asked after every step.
+
+    Returns:
+        The final losses, read from the folder if the run had finished before.
+
+    Raises:
+        DivergenceError: a loss or gradient was not finite.
+        Interrupted: ``should_stop`` said so.
+    """
+    record.claim(folder, run, corpus.fingerprint)
+    with record.locked(folder):
+        lengths = [run.train.context * c for c in contexts]
+        before = record.finished(folder, lengths)
+        return before or _train(run, folder, corpus, device, lengths, branch_from, on_progress, should_stop)
+
+
+def _train(
+    run: Run,
+    folder: Path,
+    corpus: Corpus,
+    device: torch.device,
+    lengths: list[int],
+    branch_from: Path | None,
+    on_progress: Callable[[Progress], None],
+    should_stop: Callable[[], bool],
+) -> record.Result:
+    config, steps = run.train, n_steps(run.train)
+
+    memory_before = memory_in_use(device)
+    model = TensorTransformer(run.model, run.seed).to(device)
+    optimizers = make_optimizers(model, config.optimizer)
+    batches = Batches(corpus.train.tokens, config.context, config.batch_size, run.seed)
+    start, seconds = _resume(run, folder, branch_from, model, optimizers)
+    corpus.tokenizer.save(folder)  # so that the run can speak for itself
+    if config.compile:
+        require_compiler(device)
+    forward = torch.compile(model) if config.compile else model
+
+    keep = {decay_start(config)} if isinstance(config.schedule, WarmupStableDecay) else set()
+    log, clock = record.Log(folder / record.METRICS, start), record.Log(folder / record.TIMING, start)
+    try:
+        for step in range(start, steps):
+            began = time.perf_counter()
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = config.optimizer.lr * rate(step, config)
+            inputs, targets = batches.batch(step)
+            try:
+                loss, norm = training_step(forward, optimizers, inputs.to(device), targets.to(device), config)
+            except NotFinite as e:
+                raise _explain(e, model, inputs.to(device), config, folder, step) from None
+            elapsed = time.perf_counter() - began
+            seconds += elapsed
+
+            done = step + 1
+            tokens = done * config.batch_size * config.context
+            log(step=done, tokens=tokens, loss=loss, lr=config.optimizer.lr * rate(step, config), grad_norm=norm)
+            if done % config.evaluate_every == 0 or done == steps:
+                part = corpus.validation.tokens
+                held_out = evaluate.loss(forward, part, config.context, config.evaluate_tokens, config.precision)
+                log(step=done, tokens=tokens, validation_loss=held_out)
+                clock(step=done, seconds=seconds)
+            stop = done < steps and should_stop()
+            if done % config.checkpoint_every == 0 or done == steps or done in keep or stop:
+                checkpoint.save(folder, done, seconds, model, optimizers)
+                checkpoint.prune(folder, keep, newest=1 if done == steps else CHECKPOINTS_KEPT)
+            on_progress(Progress(done, steps, loss, config.batch_size * config.context / elapsed))
+            if stop:
+                raise Interrupted
+    finally:
+        log.close()
+        clock.close()
+
+    result = _measure(run, forward, corpus, lengths, seconds, peak_memory(device) - memory_before)
+    record.write_result(folder, result)
+    return result
+
+
+class NotFinite(Exception):
+    """A loss or a gradient is NaN or infinite; nothing was updated."""
+
+    def __init__(self, what: str, value: float) -> None:
+        super().__init__(what)
+        self.what, self.value = what, value
+
+
+def training_step(
+    forward: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    inputs: Int[Tensor, "b t"],
+    targets: Int[Tensor, "b t"],
+    config: Train,
+) -> tuple[float, float]:
+    """Take one optimiser step on a batch, in as many forward passes as the config says.
+
+    Returns:
+        The mean loss in nats per token, and the gradient's norm before clipping.
+
+    Raises:
+        NotFinite: before anything is updated.
+    """
+    micro = config.micro_batch_size or len(inputs)
+    total = torch.zeros((), device=inputs.device)
+    for x, y in zip(inputs.split(micro), targets.split(micro), strict=True):
+        with autocast(inputs.device, config.precision):
+            logits = forward(x)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()) * (len(x) / len(inputs))
+        loss.backward()
+        total += loss.detach()
+    value = total.item()
+    if not torch.isfinite(total):
+        raise NotFinite("loss", value)
+    parameters = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if not torch.isfinite(norm):
+        raise NotFinite("gradient", norm.item())
+    if config.grad_clip is not None:
+        nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return value, norm.item()
+
+
+def _resume(
+    run: Run, folder: Path, branch_from: Path | None, model: nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> tuple[int, float]:
+    """Return the step to start from and the seconds trained so far, the model and optimisers filled to match."""
+    last = checkpoint.latest(folder)
+    if last is None and branch_from is not None:
+        trunk = record.read_run(branch_from)
+        same = msgspec.structs.replace(trunk, train=msgspec.structs.replace(trunk.train, tokens=run.train.tokens))
+        if same != run or decay_start(trunk.train) > decay_start(run.train):
+            raise CheckpointError(f"{branch_from}: is no trunk of {folder}; they differ in more than their length")
+        last = checkpoint.at(branch_from, decay_start(trunk.train))
+        if last is not None:
+            for name in (record.METRICS, record.TIMING):
+                record.Log(folder / name, decay_start(trunk.train), rows_before=branch_from / name).close()
+    if last is None:
+        return 0, 0.0
+    meta = checkpoint.load(last, model, optimizers)
+    return meta.step, meta.seconds
+
+
+def _measure(
+    run: Run, forward: nn.Module, corpus: Corpus, lengths: list[int], seconds: float, memory: int
+) -> record.Result:
+    config = run.train
+    span = max(lengths)
+    by_length = {
+        n: evaluate.loss(forward, corpus.validation.tokens, n, config.final_tokens, config.precision, span=span)
+        for n in lengths
+    }
+    tuning = evaluate.loss(forward, corpus.tuning.tokens, config.context, config.final_tokens, config.precision)
+    final = by_length[config.context]
+    bits = evaluate.bits_per_byte(final, corpus.validation)
+    return record.Result(final, bits, tuning, by_length, seconds, memory)
+
+
+def _explain(
+    error: NotFinite, model: nn.Module, inputs: Tensor, config: Train, folder: Path, step: int
+) -> DivergenceError:
+    """Name the step, the layer and the last good checkpoint."""
+    if error.what == "gradient":
+        bad = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        # A backward pass goes from the last layer to the first and spoils all it meets from there on.
+        where = f"first in the gradient of {bad[-1]}" if bad else "in the gradient's norm"
+    else:
+        where = f"first in the output of {_first_non_finite(model, inputs, config)}"
+    last = checkpoint.latest(folder)
+    mend = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+    return DivergenceError(
+        f"{folder}: step {step + 1}: the {error.what} is {error.value}, {where}; {mend}; "
+        f"lower train.optimizer.lr or lengthen the warm-up"
+    )
+
+
+def _first_non_finite(model: nn.Module, inputs: Tensor, config: Train) -> str:
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(_module: nn.Module, _args: object, output: object) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and not first.isfinite().all():
+                found.append(name)
+
+        return hook
+
+    handles = [m.register_forward_hook(watch(name)) for name, m in model.named_modules() if name]
+    with torch.no_grad(), autocast(inputs.device, config.precision):
+        model(inputs)
+    for handle in handles:
+        handle.remove()
+    return found[0] if found else "the loss itself"

@@ -1,0 +1,38 @@
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864), features paired as (i, i + D/2) as in Llama."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Rope(torch.nn.Module):
+    """Turns each pair of features by position · θ^(−2i/D).
+
+    Args:
+        dim: D, features of a head; even.
+        theta: the base θ.
+    """
+
+    inverse_frequency: Tensor
+
+    def __init__(self, dim: int, theta: float) -> None:
+        super().__init__()
+        exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+        self.register_buffer("inverse_frequency", (theta**-exponents).float(), persistent=False)
+
+    def tables(self, start: int, length: int) -> tuple[Float[Tensor, "t 1 half"], Float[Tensor, "t 1 half"]]:
+        """Return cosines and sines for positions ``start … start + length − 1``, to broadcast over heads."""
+        positions = torch.arange(start, start + length, device=self.inverse_frequency.device)
+        angles = (positions[:, None] * self.inverse_frequency)[:, None, :]
+        return angles.cos(), angles.sin()
+
+
+def rotate(
+    x_bthk: Float[Tensor, "b t h k"], tables: tuple[Float[Tensor, "t 1 half"], Float[Tensor, "t 1 half"]]
+) -> Float[Tensor, "b t h k"]:
+    """Return ``x`` with each of its feature pairs turned; the dtype of ``x`` is kept."""
+    cos, sin = (table.to(x_bthk.dtype) for table in tables)
+    a, b = x_bthk.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

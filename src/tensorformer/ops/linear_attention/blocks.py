@@ -1,0 +1,130 @@
+"""The pieces of the chunked form, on heads laid flat: features, Gram blocks, and decay inside a chunk."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+# exp(−1000) is 0 in every dtype; clamping there keeps differences of cumulated −inf from being NaN.
+FORGET = -1000.0
+
+
+def features(x: tuple[Tensor, ...]) -> Float[Tensor, "n t k"]:
+    """Return φ(x): the branch itself, or the row-major product of two."""
+    return x[0] if len(x) == 1 else (x[0].unsqueeze(-1) * x[1].unsqueeze(-2)).flatten(-2)
+
+
+def features_grad(d_phi: Float[Tensor, "n t k"], x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the gradient of every branch from the gradient of φ(x)."""
+    if len(x) == 1:
+        return (d_phi,)
+    n, t, k1 = x[0].shape
+    k2 = x[1].shape[-1]
+    d_phi = d_phi.reshape(n * t, k1, k2)
+    left = torch.bmm(d_phi, x[1].reshape(n * t, k2, 1)).view(n, t, k1)
+    right = torch.bmm(x[0].reshape(n * t, 1, k1), d_phi).view(n, t, k2)
+    return left, right
+
+
+def attend(
+    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Float[Tensor, "n j v"], mask: Tensor | None
+) -> Float[Tensor, "n i v"]:
+    """Return (∏_r q_r k_rᵀ) v; `mask`, where given, multiplies the last keys, as many as it has columns."""
+    gram = torch.bmm(q[0], k[0].mT)
+    if len(q) == 2:
+        gram.mul_(torch.bmm(q[1], k[1].mT))
+    if mask is not None:
+        gram[:, :, gram.shape[2] - mask.shape[-1] :].mul_(mask)
+    return torch.bmm(gram, v)
+
+
+def attend_grad(
+    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, dy: Float[Tensor, "n i v"], mask: Tensor | None,
+    product: bool = False,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor | None]:
+    """Return the gradients of q, k and v from that of `attend`, recomputing its Gram matrices.
+
+    With `product`, also gram ∘ its gradient, from which the gradient of a decay in `mask` follows.
+    """
+    grams = [torch.bmm(x, y.mT) for x, y in zip(q, k, strict=True)]
+    gram = grams[0] if len(grams) == 1 else grams[0] * grams[1]
+    d_gram = torch.bmm(dy, v.mT)
+    tail = slice(gram.shape[2] - (0 if mask is None else mask.shape[-1]), None)
+    if mask is not None:
+        d_gram[:, :, tail].mul_(mask)
+    paired = gram * d_gram if product else None
+    if mask is not None:
+        gram[:, :, tail].mul_(mask)
+    dv = torch.bmm(gram.mT, dy)
+    d_grams = [d_gram] if len(grams) == 1 else [grams[1].mul_(d_gram), grams[0].mul_(d_gram)]
+    dq = tuple(torch.bmm(d, x) for d, x in zip(d_grams, k, strict=True))
+    dk = tuple(torch.bmm(d.mT, x) for d, x in zip(d_grams, q, strict=True))
+    return dq, dk, dv, paired
+
+
+class Decay:
+    """Products of decays between two places of one chunk, each at most one wherever log_decay ≤ 0.
+
+    Differences are taken of a float64 cumulated sum and only then exponentiated, so neither a long chunk nor
+    a strong decay costs accuracy, and nothing overflows: pairs of one tile are masked before the exponential,
+    a pair further apart is the product of two decays that meet at the edge of the tile.
+    """
+
+    def __init__(self, log_decay: Float[Tensor, "n c"], dtype: torch.dtype) -> None:
+        self.total = log_decay.double().clamp_min(FORGET).cumsum(1)
+        self.dtype = dtype
+        self.wide = torch.promote_types(dtype, torch.float32)
+
+    def into(self, start: int, stop: int) -> Float[Tensor, "n t 1"]:
+        """From the start of the chunk into each of the steps start..stop."""
+        return self.total[:, start:stop, None].exp().to(self.wide)
+
+    def out(self, start: int, stop: int) -> Float[Tensor, "n t 1"]:
+        """From each of the steps start..stop to the end of the chunk."""
+        return (self.total[:, -1:, None] - self.total[:, start:stop, None]).exp().to(self.wide)
+
+    def whole(self) -> Float[Tensor, "n 1 1"]:
+        """Over the whole chunk."""
+        return self.total[:, -1:, None].exp().to(self.wide)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "n t 1"]:
+        """From the step before the tile start..stop into each of its steps."""
+        edge = self.total[:, start - 1 : start, None]
+        return (self.total[:, start:stop, None] - edge).exp().to(self.dtype)
+
+    def columns(self, start: int) -> Float[Tensor, "n t 1"]:
+        """From each step before the tile that begins at `start` to the last of them."""
+        edge = self.total[:, start - 1 : start, None]
+        return (edge - self.total[:, :start, None]).exp().to(self.dtype)
+
+    def pairs(self, start: int, stop: int) -> Float[Tensor, "n t t"]:
+        """From each step of the tile (column) to each that is not before it (row); zero elsewhere."""
+        g = self.total[:, start:stop]
+        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=g.device).triu(1)
+        exponent = (g[:, :, None] - g[:, None, :]).masked_fill_(later, -torch.inf)
+        return exponent.to(self.wide).exp_().to(self.dtype)
+
+
+def causal(n: int, like: Tensor) -> Float[Tensor, "n n"]:
+    """Return the mask without decay: one where the row is not before the column."""
+    return torch.ones(n, n, dtype=like.dtype, device=like.device).tril_()
+
+
+def decays_between(paired: Float[Tensor, "n t t"]) -> Float[Tensor, "n t"]:
+    """Return Σ_{i≥t} Σ_{j<t} paired_ij: a pair counts for every decay between its two steps."""
+    before = paired.double().cumsum(2)[:, :, :-1].tril_(-1)
+    return pad(before.sum(1), (1, 0))
+
+
+def decays_before(x: Float[Tensor, "n t d"], dx: Float[Tensor, "n t d"]) -> Float[Tensor, "n t"]:
+    """Return Σ_{i≥t} x_i·dx_i: what step i meets through its queries counts for every decay up to it."""
+    met = (x.double() * dx).sum(2)
+    return met.flip(1).cumsum(1).flip(1)
+
+
+def decays_after(x: Float[Tensor, "n t d"], dx: Float[Tensor, "n t d"]) -> Float[Tensor, "n t"]:
+    """Return Σ_{j<t} x_j·dx_j: what step j sends on through its keys counts for every decay after it."""
+    met = (x.double() * dx).sum(2)
+    return pad(met.cumsum(1)[:, :-1], (1, 0))

@@ -1,0 +1,129 @@
+"""Which figures a report has, in order, each with the words that say how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tensorformer.lab.results import Comparison
+from tensorformer.report import charts, series
+from tensorformer.report import quantities as q
+from tensorformer.report.theme import Theme
+
+Draw = Callable[[Comparison, Theme], Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart with its title, caption and the description a screen reader gets."""
+
+    key: str
+    title: str
+    caption: str
+    label: str
+    draw: Draw
+
+    @property
+    def png(self) -> str:
+        """The picture's file name."""
+        return f"{self.key}.png"
+
+
+def figures(comparison: Comparison) -> list[Figure]:
+    """Return the figures that this comparison has data for.
+
+    Args:
+        comparison: The finished comparison.
+
+    Returns:
+        In the order of the page.
+    """
+    name, cut = comparison.baseline, series.first_drawn(comparison)
+    many = len(comparison.seeds) > 1
+    band = "The band runs from the lowest to the highest seed." if many else "One seed, so no band."
+    bars = "Bars are 95\u202f% intervals over seeds." if many else "One seed, so no intervals."
+    dots = " Bar: 95\u202f% interval; open circles: the seeds." if many else ""
+    start = f" The first {cut:,} tokens are not drawn." if cut else ""
+    found = []
+
+    def add(key: str, title: str, draw: Draw, label: str, *caption: str) -> None:
+        found.append(Figure(key, title, " ".join(caption), label, draw))
+
+    if series.differences(comparison):
+        add(
+            "difference",
+            "Difference to the baseline",
+            charts.differences,
+            _spoken_differences(comparison),
+            f"Final loss less that of {name}; left of the line is better.{dots}",
+            f"Shaded: ±δ = {comparison.delta:g}, too small to matter.",
+        )
+    if series.curves(comparison):
+        add(
+            "curves",
+            "Loss along training",
+            charts.curves,
+            _spoken_curves(comparison),
+            f"Loss on the validation part during training, mean over seeds. {band}{start}",
+        )
+    if series.gaps(comparison):
+        add(
+            "gap",
+            "Difference along training",
+            charts.gaps,
+            f"Line chart of each variant’s validation loss less that of {name}, along training.",
+            f"The same curves, less {name}’s of the same seed: what differs shows here,",
+            f"the seeds’ common noise does not. {band} Shaded: ±δ.",
+        )
+    if series.contexts(comparison):
+        add(
+            "context",
+            "Loss against context length",
+            charts.contexts,
+            _spoken_contexts(comparison),
+            f"Final loss on windows of this length. {bars}",
+            "Points are moved sideways a little so that they do not cover one another.",
+        )
+    if series.curves(comparison):
+        add(
+            "wall_clock",
+            "Loss against wall clock",
+            charts.wall_clock,
+            _spoken_clock(comparison),
+            "The loss curves against time: steps × the median step of a timing pass in which the variants took turns,",
+            f"so that other work on the machine weighs on all alike. {band}",
+        )
+    if series.baseline_lengths(comparison):
+        add(
+            "data_to_match",
+            "Data to match",
+            charts.data_to_match,
+            f"Line chart of {name}’s final loss by training tokens, with every variant’s final loss beside it.",
+            f"Line: {name} trained on less and on more. A dashed line leads from a variant to the training length at",
+            f"which {name} has the same loss.",
+        )
+    return found
+
+
+def _spoken_differences(comparison: Comparison) -> str:
+    parts = [
+        f"{r['variant']} {r['text']}, 95 % interval {r['interval']}, {r['verdict']}"
+        for r in series.differences(comparison)
+    ]
+    return f"Interval plot of the final loss less that of {comparison.baseline}, nats per token. {'; '.join(parts)}."
+
+
+def _spoken_curves(comparison: Comparison) -> str:
+    parts = [f"{v.name} ends at {q.level(v.loss)}" for v in series.ordered(comparison)]
+    return f"Line chart of validation loss against training tokens. {'; '.join(parts)} nats per token."
+
+
+def _spoken_contexts(comparison: Comparison) -> str:
+    parts = [f"{r['variant']} at {r['context']} tokens {r['text']}" for r in series.contexts(comparison)]
+    return f"Chart of final loss against context length. {'; '.join(parts)}."
+
+
+def _spoken_clock(comparison: Comparison) -> str:
+    parts = [f"{v.name} {q.scaled(v.tokens_per_second, ' tokens/s')}" for v in series.ordered(comparison)]
+    return f"Line chart of validation loss against training time. {'; '.join(parts)}."

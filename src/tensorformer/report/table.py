@@ -1,0 +1,160 @@
+"""The tables of a report as texts: the same cells for the page and for Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorformer.lab.results import Comparison, Variant
+from tensorformer.report import quantities as q
+from tensorformer.report import series, words
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value, and smaller text under it."""
+
+    main: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and the unit under it."""
+
+    title: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant's row."""
+
+    variant: Variant
+    baseline: bool
+    decided: bool
+    cells: list[Cell]
+
+
+def columns(comparison: Comparison) -> list[Column]:
+    """Return the headings after the variant's own; a ratio that no variant has is left out."""
+    found = [
+        Column("Parameters"),
+        Column("Compute", "training, per token"),
+        Column("Final loss", "nats per token"),
+        Column("Bits per byte"),
+        Column("Difference", "nats per token"),
+        Column("Verdict"),
+        Column("Data to match", "× baseline"),
+        Column("Time to match", "× baseline"),
+        Column("Speed", "tokens/s"),
+        Column("Peak memory"),
+    ]
+    if all(v.data_to_match is None for v in comparison.variants if v.name != comparison.baseline):
+        found = [column for column in found if column.title != "Data to match"]
+    if all(v.time_to_match is None for v in comparison.variants if v.name != comparison.baseline):
+        found = [column for column in found if column.title != "Time to match"]
+    return found
+
+
+def lines(comparison: Comparison) -> list[Line]:
+    """Return the rows of the main table, the baseline first.
+
+    Args:
+        comparison: The finished comparison.
+
+    Returns:
+        Cells in the order of ``columns``; plain text, not escaped.
+    """
+    titles = [column.title for column in columns(comparison)]
+    found = []
+    for variant in series.ordered(comparison):
+        is_baseline = variant.name == comparison.baseline
+        cells = _cells(comparison, variant, is_baseline)
+        decided = variant.difference is not None and variant.difference.verdict != "undecided"
+        found.append(Line(variant, is_baseline, decided, [cells[title] for title in titles]))
+    return found
+
+
+def _cells(comparison: Comparison, variant: Variant, is_baseline: bool) -> dict[str, Cell]:
+    apart = "" if is_baseline else q.percent(variant.remainder)
+    cells = {
+        "Parameters": Cell(q.scaled(variant.n_params, "", 0.1), apart if comparison.match == "params" else ""),
+        "Compute": Cell(q.scaled(variant.flops_per_token, "FLOP", 0.1), apart if comparison.match == "flops" else ""),
+        "Final loss": Cell(*q.level_parts(variant.loss)),
+        "Bits per byte": Cell(*q.level_parts(variant.bits_per_byte)),
+        "Difference": Cell(q.ABSENT),
+        "Verdict": Cell("baseline" if is_baseline else q.ABSENT),
+        "Data to match": Cell(
+            "1×" if is_baseline else q.ratio(variant.data_to_match), q.ratio_interval(variant.data_to_match)
+        ),
+        "Time to match": Cell(
+            "1×" if is_baseline else q.ratio(variant.time_to_match), q.ratio_interval(variant.time_to_match)
+        ),
+        "Speed": Cell(q.scaled(variant.tokens_per_second, "")),
+        "Peak memory": Cell(q.size(variant.peak_memory)),
+    }
+    if variant.difference is not None:
+        estimate = variant.difference.estimate
+        span = q.interval(estimate)
+        cells["Difference"] = Cell(q.signed(estimate.mean, q.decimals(estimate)), "" if span == q.ABSENT else span)
+        cells["Verdict"] = Cell(*words.verdict(variant.difference, comparison.delta))
+    return cells
+
+
+def seed_lines(comparison: Comparison, variant: Variant) -> tuple[list[Column], list[list[str]]]:
+    """Return the table of one variant's seeds: final loss, bits per byte, difference, memory."""
+    heads = [Column("Seed"), Column("Final loss", "nats per token"), Column("Bits per byte")]
+    heads += [Column("Difference", "nats per token"), Column("Peak memory")]
+    base = series.baseline_of(comparison)
+    pairs = variant.difference.per_seed if variant.difference is not None else {}
+    if base is variant or variant.difference is None:
+        heads = [head for head in heads if head.title != "Difference"]
+    body = []
+    for seed in variant.seeds:
+        cells = [str(seed.seed), q.number(seed.loss, 4), q.number(seed.bits_per_byte, 4)]
+        if len(heads) == 5:
+            cells.append(q.signed(pairs[seed.seed], 4) if seed.seed in pairs else q.ABSENT)
+        body.append([*cells, q.size(seed.peak_memory)])
+    return heads, body
+
+
+def rate_lines(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[tuple[str, bool]]]]]:
+    """Return the learning-rate grid.
+
+    Args:
+        comparison: The finished comparison.
+
+    Returns:
+        The rates tried, and for each variant its losses with whether that rate was chosen; empty without a grid.
+    """
+    rates = sorted({float(rate) for v in comparison.variants for rate in v.learning_rate_losses})
+    body = []
+    for variant in series.ordered(comparison):
+        losses = {float(rate): loss for rate, loss in variant.learning_rate_losses.items()}
+        if losses:
+            cells = [q.number(losses[r], 4) if r in losses else q.ABSENT for r in rates]
+            body.append(
+                (variant.name, [(cell, r == variant.learning_rate) for cell, r in zip(cells, rates, strict=True)])
+            )
+    return [q.learning_rate(rate) for rate in rates], body
+
+
+def facts(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
+    """Return what the runs were trained on, by heading."""
+    corpus = comparison.corpus
+    training = [
+        ("Tokens", f"{comparison.tokens:,} a run"),
+        ("Context", f"{comparison.context:,} tokens"),
+        ("Seeds", ", ".join(str(seed) for seed in comparison.seeds)),
+        ("Matched in", {"params": "parameters", "flops": "FLOPs", "none": "nothing"}[comparison.match]),
+        ("Tolerance", f"{100 * comparison.tolerance:g} %"),
+        ("δ", f"{comparison.delta:g} nats per token"),
+    ]
+    text = [
+        ("Source", corpus.source),
+        ("Tokenizer", f"{corpus.tokenizer}, {corpus.vocab_size:,} tokens"),
+        ("Training part", f"{corpus.train_documents:,} documents, {corpus.train_tokens:,} tokens"),
+        ("Validation part", f"{corpus.validation_documents:,} documents, {corpus.validation_tokens:,} tokens"),
+        ("Final loss over", f"{corpus.validation_tokens_used:,} tokens"),
+    ]
+    return {"Training": training, "Corpus": text, "Machine": list(comparison.machine.items())}
