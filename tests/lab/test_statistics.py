@@ -83,19 +83,27 @@ def check_false_alarms(compare: Compare, repeats: int) -> None:
     assert rate < 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
 
 
+@pytest.fixture
+def verdicts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time of a comparison goes into planning the next one, which a simulation does not need."""
+    monkeypatch.setattr(statistics, "seeds_to_decide", lambda *_: None)
+
+
+@pytest.mark.usefixtures("verdicts_only")
 def test_pairing_and_what_breaks_it() -> None:
     check_paired(compare_all)
     with pytest.raises(AssertionError):
         check_paired(unpaired)
 
 
+@pytest.mark.usefixtures("verdicts_only")
 def test_false_alarms_and_what_breaks_them() -> None:
-    check_false_alarms(compare_all, 150)
+    check_false_alarms(compare_all, 400)
     with pytest.raises(AssertionError):
-        check_false_alarms(uncorrected, 150)
+        check_false_alarms(uncorrected, 400)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("verdicts_only")
 def test_error_rates_of_many_experiments() -> None:
     check_false_alarms(compare_all, 2_000)
     for variants in (1, 4):  # a difference of exactly delta is the hardest to keep from being called the same
@@ -103,7 +111,7 @@ def test_error_rates_of_many_experiments() -> None:
         assert rate < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2_000)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("verdicts_only")
 @pytest.mark.parametrize(("mean", "delta"), [(0.008, 1e-9), (0.0, 0.008), (0.004, 0.012), (0.01, 0.012), (0.02, 0.005)])
 def test_the_number_of_seeds_decides_in_eight_of_ten(mean: float, delta: float) -> None:
     n = seeds_to_decide(mean, 0.01, delta, 0.05, 0.05)
@@ -134,8 +142,8 @@ def test_p_values_are_scipys(values: tuple[list[float], ...], delta: float) -> N
     assume(d.std() > 1e-9)
     found = one(baseline, variant, delta)
     assert found.p_different == pytest.approx(stats.ttest_rel(variant, baseline).pvalue, rel=1e-6)
-    lower = stats.ttest_1samp(d, -delta, alternative="greater").pvalue
-    upper = stats.ttest_1samp(d, delta, alternative="less").pvalue
+    _, lower = stats.ttest_1samp(d, -delta, alternative="greater")
+    _, upper = stats.ttest_1samp(d, delta, alternative="less")
     assert found.p_same == pytest.approx(max(lower, upper), rel=1e-6)
     interval = stats.ttest_rel(variant, baseline).confidence_interval()
     assert [found.estimate.low, found.estimate.high] == pytest.approx([interval.low, interval.high], abs=1e-9)
@@ -241,13 +249,13 @@ def test_seeds_to_decide_is_the_textbooks_number() -> None:
     assert seeds_to_decide(0.3, 0.0, 0.1, 0.05, 0.05) == 2
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 20, 300])
-@pytest.mark.parametrize("effect", [0.0, 0.1, 0.7, 3.0])
+@pytest.mark.parametrize("n", [2, 3, 5, 20, 50])
+@pytest.mark.parametrize("effect", [0.0, 0.1, 0.5, 1.2])
 def test_power_of_the_t_test_is_the_noncentral_t(n: int, effect: float) -> None:
     critical = stats.t.isf(0.025, n - 1)
     shift = effect * math.sqrt(n)
     exact = stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift)
-    assert statistics._power(effect, 1e-12, 0.05, 0.05, n, n + 1)[0] == pytest.approx(exact, abs=5e-4)
+    assert statistics._power(effect, 1e-12, 0.05, 0.05, n, n + 1)[0] == pytest.approx(exact, abs=5e-5)
 
 
 @pytest.mark.parametrize(("n", "mean", "delta"), [(4, 0.0, 1.5), (10, 0.2, 1.0), (40, 0.3, 0.6)])
@@ -262,7 +270,7 @@ def test_power_of_tost_is_its_integral(n: int, mean: float, delta: float) -> Non
 
     most = delta * math.sqrt(n) / stats.t.isf(0.05, n - 1)
     exact, _ = integrate.quad(given_spread, 0, most)
-    assert statistics._power(mean, delta, 1e-300, 0.05, n, n + 1)[0] == pytest.approx(exact, abs=1e-3)
+    assert statistics._power(mean, delta, 1e-12, 0.05, n, n + 1)[0] == pytest.approx(exact, abs=1e-3)
 
 
 CURVE = {500: 2.0, 1_000: 1.8, 2_000: 1.5}
@@ -288,7 +296,7 @@ def test_data_to_match_has_an_interval_on_the_logarithm() -> None:
     found = ratio([1.9, 1.8, 1.7])
     logs = np.log([math.sqrt(2), 1, 2 ** (-1 / 3)])
     low, high = stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs))
-    assert [found.value, found.low, found.high] == pytest.approx(np.exp([logs.mean(), low, high]))
+    assert [found.value, found.low, found.high] == pytest.approx([math.exp(float(x)) for x in (logs.mean(), low, high)])
 
 
 def test_data_to_match_outside_what_was_measured() -> None:

@@ -185,7 +185,9 @@ def test_accumulation_changes_no_gradient(home: Path) -> None:
 @pytest.mark.parametrize("variant", ["bilinear", "swiglu"])
 def test_a_loss_that_is_not_finite_names_step_layer_and_checkpoint(home: Path, variant: str) -> None:
     run = tiny(variant, tokens=12_800, optimizer=AdamW(lr=1e30), grad_clip=None, schedule=Cosine(warmup_steps=0))
-    with pytest.raises(DivergenceError, match=r"step \d+: the (loss|gradient) is (nan|inf), first in the (gradient|output) of \S+;"):
+    with pytest.raises(
+        DivergenceError, match=r"step \d+: the (loss|gradient) is (nan|inf), first in the (gradient|output) of \S+;"
+    ):
         run_it(run, home / "r")
     rows = list(record.read_rows(home / "r" / "metrics.jsonl"))
     assert all(torch.isfinite(torch.tensor(r["loss"])) for r in rows if "loss" in r)
@@ -199,7 +201,7 @@ def test_a_divergence_names_the_last_good_checkpoint(home: Path) -> None:
     checkpoint.load(home / "r" / "checkpoint-1", model)
     optimizers = make_optimizers(model, tiny().train.optimizer)
     with torch.no_grad():
-        model.layers[1].ffn.up_proj.weight[0, 0] = float("nan")
+        model.get_parameter("layers.1.ffn.up_proj.weight")[0, 0] = float("nan")
     checkpoint.save(home / "r", 1, 0.0, model, optimizers)
     with pytest.raises(
         DivergenceError, match=r"step 2: .*first in the output of layers\.1\.ffn\.up_proj; .*checkpoint-1;"

@@ -182,7 +182,7 @@ def test_rotary_scores_depend_on_distance_alone(a: int, b: int) -> None:
 def test_first_weights_write_to_the_stream_at_one_scale_whatever_the_gate(gate: str) -> None:
     model = TensorTransformer(config("softmax", gate=gate, d_model=256, n_layers=2))
     x = unit_rms(torch.randn(4096, 256), 1e-6)
-    layer = model.layers[0].ffn
+    layer = model.get_submodule("layers.0.ffn")
     assert isinstance(layer, FeedForwardLayer)
     rms = layer(x).square().mean().sqrt().item()
     assert rms == pytest.approx(1 / 2, rel=0.35)  # 1/√(2 · layers)
@@ -191,10 +191,10 @@ def test_first_weights_write_to_the_stream_at_one_scale_whatever_the_gate(gate: 
 def test_first_weights_depend_on_the_seed_and_a_layers_place_alone() -> None:
     a, b = TensorTransformer(config("softmax"), seed=1), TensorTransformer(config("bilinear", "softmax"), seed=1)
     assert torch.equal(a.embed.weight, b.embed.weight)
-    first, second = a.layers[1].mixer, b.layers[1].mixer
-    assert torch.equal(first.q_proj.weight, second.q_proj.weight)
+    first, second = (m.get_parameter("layers.1.mixer.q_proj.weight") for m in (a, b))
+    assert torch.equal(first, second)
     assert not torch.equal(a.embed.weight, TensorTransformer(config("softmax"), seed=2).embed.weight)
-    assert not torch.equal(a.layers[0].mixer.q_proj.weight, first.q_proj.weight)
+    assert not torch.equal(a.get_parameter("layers.0.mixer.q_proj.weight"), first)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -47,10 +47,10 @@ def llama_like(model: TensorTransformer) -> Any:
             rms_norm_eps=config.norm_eps,
             rope_parameters={"rope_type": "default", "rope_theta": mixer.rope_theta},
             tie_word_embeddings=config.tie_embeddings,
-            attn_implementation="sdpa",
             use_cache=False,
         )
     )
+    peer.set_attn_implementation("sdpa")
     renamed = {
         "embed.weight": "model.embed_tokens.weight",
         "norm.weight": "model.norm.weight",

@@ -11,10 +11,15 @@ def feed_forward_activation(ffn: FeedForward) -> Scalar | Gate:
     """Return the activation that a feed-forward table names, its parameters bound; ``"none"`` unbinds a cap."""
     if isinstance(ffn.gate, str):
         return activation(ffn.gate)
-    parameters = {k: None if v == "none" else v for k, v in ffn.gate.items() if k != "name"}
     name = ffn.gate.get("name")
     if not isinstance(name, str):
         raise GateError('a gate table needs its name: { name = "situ", beta = 4.0, linear_beta = 25.0 }')
+    parameters: dict[str, float | None] = {}
+    for key, value in ffn.gate.items():
+        if isinstance(value, str) and key != "name" and value != "none":
+            raise GateError(f'{key} = "{value}": write a number, or "none" where the formula has a form without it')
+        if key != "name":
+            parameters[key] = None if isinstance(value, str) else value
     return activation(name, **parameters)
 
 

@@ -94,9 +94,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        same_kind = both and ("kind" not in value or value["kind"] == old.get("kind"))
-        merged[key] = merge(old, value) if same_kind else value
+        if (
+            isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
     return merged
 
 

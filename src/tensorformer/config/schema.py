@@ -25,24 +25,24 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True):
 # What text, cut into which tokens.
 
 
-class Bytes(Section, tag_field="kind", tag="bytes"):
+class Bytes(Section, frozen=True, tag_field="kind", tag="bytes"):
     """One token a byte; byte 0, which no text contains, ends a document."""
 
 
-class BPE(Section, tag_field="kind", tag="bpe"):
+class BPE(Section, frozen=True, tag_field="kind", tag="bpe"):
     """Byte-level byte-pair encoding, trained on the training documents and cached."""
 
     vocab_size: Annotated[int, Meta(ge=257)]
 
 
-class TokenizerFile(Section, tag_field="kind", tag="file"):
+class TokenizerFile(Section, frozen=True, tag_field="kind", tag="file"):
     """Any ``tokenizer.json``; ``end_of_document`` names the token that separates documents."""
 
     path: str
     end_of_document: str
 
 
-class Data(Section):
+class Data(Section, frozen=True):
     """Where the text comes from and how it is split: by document, never by window."""
 
     source: str | tuple[str, ...] = "stdlib"  # "stdlib", or files, folders and globs of text and .jsonl
@@ -55,7 +55,7 @@ class Data(Section):
 # What is built.
 
 
-class SoftmaxAttention(Section, tag_field="kind", tag="softmax_attention"):
+class SoftmaxAttention(Section, frozen=True, tag_field="kind", tag="softmax_attention"):
     """Scaled dot-product attention with rotary positions and grouped heads."""
 
     n_heads: Positive
@@ -68,7 +68,7 @@ class SoftmaxAttention(Section, tag_field="kind", tag="softmax_attention"):
 LinearPreset = Literal["bilinear", "bilinear_norm", "bilinear_decay", "linear", "retention"]
 
 
-class LinearAttention(Section, tag_field="kind", tag="linear_attention"):
+class LinearAttention(Section, frozen=True, tag_field="kind", tag="linear_attention"):
     """Attention without softmax: the scores are a product of one or two dot products; its state has a fixed size."""
 
     preset: LinearPreset
@@ -78,14 +78,14 @@ class LinearAttention(Section, tag_field="kind", tag="linear_attention"):
     rope_theta: PositiveFloat = 10_000.0
 
 
-class FeedForward(Section, tag_field="kind", tag="feed_forward"):
+class FeedForward(Section, frozen=True, tag_field="kind", tag="feed_forward"):
     """Two matrices around a scalar activation, or three around a gate: the gate's name decides."""
 
     gate: str | dict[str, str | float | int]  # "swiglu", or { name = "situ", beta = 4.0, linear_beta = 25.0 }
     d_ff: Positive
 
 
-class Layer(Section):
+class Layer(Section, frozen=True):
     """``repeat`` blocks, each of the named mixer followed by the named feed-forward part."""
 
     mixer: str
@@ -93,7 +93,7 @@ class Layer(Section):
     repeat: Positive = 1
 
 
-class Model(Section):
+class Model(Section, frozen=True):
     """A pre-norm decoder; ``layers`` is cycled until ``n_layers`` blocks are there."""
 
     d_model: Positive
@@ -110,7 +110,7 @@ class Model(Section):
 # How it is trained.
 
 
-class AdamW(Section, tag_field="kind", tag="adamw"):
+class AdamW(Section, frozen=True, tag_field="kind", tag="adamw"):
     """AdamW for every parameter; weight decay on matrices only."""
 
     lr: PositiveFloat
@@ -119,7 +119,7 @@ class AdamW(Section, tag_field="kind", tag="adamw"):
     weight_decay: NonNegativeFloat = 0.1
 
 
-class Muon(Section, tag_field="kind", tag="muon"):
+class Muon(Section, frozen=True, tag_field="kind", tag="muon"):
     """Muon for the hidden matrices at AdamW's scale of step, AdamW for embeddings, head and norms."""
 
     lr: PositiveFloat
@@ -129,14 +129,14 @@ class Muon(Section, tag_field="kind", tag="muon"):
     adamw_eps: PositiveFloat = 1e-8
 
 
-class Cosine(Section, tag_field="kind", tag="cosine"):
+class Cosine(Section, frozen=True, tag_field="kind", tag="cosine"):
     """Linear warm-up, then a half cosine down to ``final`` of the peak."""
 
     warmup_steps: Count
     final: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
 
-class WarmupStableDecay(Section, tag_field="kind", tag="wsd"):
+class WarmupStableDecay(Section, frozen=True, tag_field="kind", tag="wsd"):
     """Linear warm-up, a constant stretch, and a linear decay to ``final`` over the last ``decay`` of the steps."""
 
     warmup_steps: Count
@@ -144,7 +144,7 @@ class WarmupStableDecay(Section, tag_field="kind", tag="wsd"):
     final: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
-class Train(Section):
+class Train(Section, frozen=True):
     """One run: ``tokens`` in batches of ``batch_size`` windows of ``context`` tokens."""
 
     tokens: Positive
@@ -162,7 +162,7 @@ class Train(Section):
     checkpoint_every: Positive = 200  # steps
 
 
-class Compare(Section):
+class Compare(Section, frozen=True):
     """What is compared with what, what is held equal, and when a difference counts."""
 
     baseline: str
@@ -176,7 +176,7 @@ class Compare(Section):
     contexts: tuple[Positive, ...] = (1, 2, 4)  # final loss at these multiples of the training context
 
 
-class Recipe(Section):
+class Recipe(Section, frozen=True):
     """A whole recipe file: a base run, and the variants to compare, each a set of overrides."""
 
     name: Name
@@ -187,7 +187,7 @@ class Recipe(Section):
     variants: dict[Name, dict[str, object]] = {}
 
 
-class Run(Section):
+class Run(Section, frozen=True):
     """One training run, fully resolved: what its folder records and its hash is taken of."""
 
     data: Data

@@ -32,7 +32,7 @@ class Batches:
     """
 
     def __init__(self, tokens: UInt[np.ndarray, " tokens"], context: int, batch_size: int, seed: int) -> None:
-        _require(tokens, context, "the training part", "train.context")
+        _require(tokens, context, "the training part", "shorten train.context, or add text to data.source")
         self._tokens = tokens
         self._context = context
         self._batch_size = batch_size
@@ -101,7 +101,7 @@ def evaluation_windows(
     span = context if span is None else span
     if span < 1 or span % context:
         raise ValueError(f"span {span} tokens: must be a multiple of the context, {context} tokens")
-    _require(tokens, span, "the part to evaluate on", "train.context or compare.contexts")
+    _require(tokens, span, "the part to evaluate on", "shorten train.context or compare.contexts, or raise its share")
     return _evaluation_windows(tokens, context, limit_tokens, batch_size, span)
 
 
@@ -122,7 +122,7 @@ def _gather(tokens: UInt[np.ndarray, " tokens"], starts: list[int], context: int
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-def _require(tokens: UInt[np.ndarray, " tokens"], context: int, what: str, key: str) -> None:
+def _require(tokens: UInt[np.ndarray, " tokens"], context: int, what: str, mend: str) -> None:
     if len(tokens) < context + 1:
         need = f"a context of {context:,} needs {context + 1:,}"
-        raise DataError(f"{what} holds {len(tokens):,} tokens and {need}: shorten {key}, or add text to data.source")
+        raise DataError(f"{what} holds {len(tokens):,} tokens and {need}: {mend}")

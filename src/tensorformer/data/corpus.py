@@ -135,7 +135,7 @@ def _below(root: Path, skip: Callable[[str], bool], suffix: str = "") -> list[Pa
 
 def _file(path: Path, field: str, cut: bool) -> Iterator[Document]:
     with _reading(path) as f:
-        if path.suffix == ".jsonl":
+        if path.suffix.lower() == ".jsonl":
             yield from _lines(path, f, field)
             return
         size = os.fstat(f.fileno()).st_size

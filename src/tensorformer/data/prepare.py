@@ -34,7 +34,7 @@ _BATCH = 1 << 22  # characters tokenised in one call
 _STALE = 86_400.0  # seconds after which an unfinished build is taken for dead
 
 
-class TokenPart(msgspec.Struct, frozen=True):
+class TokenPart(msgspec.Struct, frozen=True, eq=False):
     """One part of a corpus: its documents one after another, an end-of-document token behind each."""
 
     tokens: UInt[np.ndarray, " tokens"]  # a read-only memory map of uint8, uint16 or uint32
@@ -47,7 +47,7 @@ class TokenPart(msgspec.Struct, frozen=True):
         return self.n_bytes / len(self.tokens)
 
 
-class Corpus(msgspec.Struct, frozen=True):
+class Corpus(msgspec.Struct, frozen=True, eq=False):
     """A tokenised corpus. Two corpora with the same fingerprint have the same tokens in the same order."""
 
     train: TokenPart
@@ -115,26 +115,28 @@ def _survey(data: Data) -> str:
     """Read the source once, check that every part gets a document, and hash all that decides the tokens."""
     check_shares(data)
     key = _Key(data)
-    positions = []
+    found: set[Part] = set()
+    n, lowest, highest = 0, 1.0, 0.0
     for document in documents(data):
+        n += 1
         key.add(document)
-        positions.append(position(document.text))
-    found = {place(at, data) for at in positions}
+        at = position(document.text)
+        lowest, highest = min(lowest, at), max(highest, at)
+        found.add(place(at, data))
     for missing in PARTS:
         if missing not in found:
-            raise DataError(_empty_part(missing, data, positions))
+            raise DataError(_empty_part(missing, data, n, lowest, highest))
     return key.hexdigest()
 
 
-def _empty_part(missing: Part, data: Data, positions: list[float]) -> str:
-    n = f"{len(positions):,} document" + "s" * (len(positions) > 1)
-    text = f"data.source {describe(data)} holds {n} and none falls into the {missing} part"
-    nearest = min(positions) if missing == "validation" else 1 - max(positions)
-    share = np.ceil(nearest * 100 + 1e-9) / 100
+def _empty_part(missing: Part, data: Data, n: int, lowest: float, highest: float) -> str:
+    count = f"{n:,} document" + "s" * (n > 1)
+    text = f"data.source {describe(data)} holds {count} and none falls into the {missing} part"
+    share = np.floor((lowest if missing == "validation" else 1 - highest) * 100 + 1) / 100
     other = data.tuning if missing == "validation" else data.validation
     if missing == "train":
         return f"{text}: lower data.validation or data.tuning, or add documents"
-    if len(positions) > 2 and share + other < 0.8:
+    if n > 2 and share + other < 0.8:
         return f"{text}: set data.{missing} = {share:.2f} or add documents"
     return f"{text}: add documents, or name a text file itself in data.source, which cuts it into documents"
 

@@ -22,6 +22,7 @@ class Catalogue(dict[str, Entry]):
         raise GateError(f"unknown activation {name!r}{suggest(str(name), self)}")
 
 
+# fmt: off
 # Name · formula · limits at −∞ and +∞ · source · parameters and their ranges.
 SCALARS: Catalogue[Scalar] = Catalogue({s.name: s for s in (
     Scalar("identity", "x", ("-oo", "oo"), "arXiv:2002.05202"),
@@ -67,9 +68,11 @@ GATES: Catalogue[Gate] = Catalogue((
     _gate("swiglu", "silu", "identity", "arXiv:2002.05202", "Llama", "Mistral", "Qwen2/3", "DeepSeek-V3", "SmolLM"),
     _gate("situ", "situ_gate", "situ_value", "Kimi K3, config.json", "Kimi K3", "Inkling-2"),
     _gate("swiglu_oai", "swish_capped", "clip_plus_one", "arXiv:2508.10925", "gpt-oss", "MiniMax-M3"),
-    _gate("swiglu_clamped", "silu_capped", "clip", "DeepSeek-V4, config.json", "DeepSeek-V4", "GLM-5.3-Flash", "Hy4 (routed)"),
+    _gate("swiglu_clamped", "silu_capped", "clip", "DeepSeek-V4, config.json", "DeepSeek-V4", "GLM-5.3-Flash",
+          "Hy4 (routed)"),
     _gate("swiglu_clamp_after", "cap_after_silu", "clip", "Step-3.7-Flash, config.json", "Step-3.7-Flash"),
 ))
+# fmt: on
 
 
 def activation(name: str, **parameters: Parameter) -> Scalar | Gate:

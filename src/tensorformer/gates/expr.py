@@ -7,13 +7,15 @@ primitives, a LaTeX form, and, for the printers, what it does far out: whether i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import sympy
 from sympy.parsing.sympy_parser import auto_number, parse_expr, rationalize
 
 from tensorformer.errors import GateError
 
+# A sympy.Expr. SymPy's own annotations do not survive its operators.
+Expr = Any
 # "both": zero, in floating point exactly, towards either infinity; "left": towards −∞ only.
 Vanishing = Literal["both", "left", "never"]
 
@@ -31,21 +33,19 @@ class Primitive(sympy.Function):
 
     bounded: ClassVar[bool] = True
     vanishing: ClassVar[Vanishing] = "never"
-    pattern: ClassVar[str]                       # LaTeX, with {0}, {1}, … for the arguments
+    pattern: ClassVar[str]  # LaTeX, with {0}, {1}, … for the arguments
+    definition: Any  # (*args) -> the same function in elementary terms
+    slopes: Any  # (*args) -> its partial derivative by each of them
 
-    def definition(self) -> sympy.Expr:
-        """Return the same function in elementary terms."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def slope(self, index: int) -> sympy.Expr:
-        """Return the partial derivative by argument ``index``, counted from zero."""
-        raise NotImplementedError
+        def __new__(cls, *args: Any) -> Any: ...
 
-    def fdiff(self, argindex: int = 1) -> sympy.Expr:
-        return self.slope(argindex - 1)
+    def fdiff(self, argindex: int = 1) -> Expr:
+        return self.slopes(*self.args)[argindex - 1]
 
-    def doit(self, **hints: Any) -> sympy.Expr:
-        return self.func(*(a.doit(**hints) for a in self.args)).definition()
+    def doit(self, **hints: Any) -> Expr:
+        return self.definition(*(a.doit(**hints) for a in self.args))
 
     def _latex(self, printer: Any, exp: str | None = None) -> str:
         text = self.pattern.format(*(printer.doprint(a) for a in self.args))
@@ -58,11 +58,13 @@ class sigmoid(Primitive):
     vanishing = "left"
     pattern = r"\sigma\left({0}\right)"
 
-    def definition(self) -> sympy.Expr:
-        return 1 / (1 + sympy.exp(-self.args[0]))
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return 1 / (1 + sympy.exp(-z))
 
-    def slope(self, index: int) -> sympy.Expr:
-        return hump(self)
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (hump(sigmoid(z)),)
 
 
 class hump(Primitive):
@@ -71,11 +73,13 @@ class hump(Primitive):
     vanishing = "both"
     pattern = r"{0} \left(1 - {0}\right)"
 
-    def definition(self) -> sympy.Expr:
-        return self.args[0] * (1 - self.args[0])
+    @staticmethod
+    def definition(s: Expr) -> Expr:
+        return s * (1 - s)
 
-    def slope(self, index: int) -> sympy.Expr:
-        return 1 - 2 * self.args[0]
+    @staticmethod
+    def slopes(s: Expr) -> tuple[Expr, ...]:
+        return (1 - 2 * s,)
 
 
 class tanh(Primitive):
@@ -83,11 +87,13 @@ class tanh(Primitive):
 
     pattern = r"\tanh\left({0}\right)"
 
-    def definition(self) -> sympy.Expr:
-        return sympy.tanh(self.args[0])
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return sympy.tanh(z)
 
-    def slope(self, index: int) -> sympy.Expr:
-        return dome(self)
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (dome(tanh(z)),)
 
 
 class dome(Primitive):
@@ -96,11 +102,13 @@ class dome(Primitive):
     vanishing = "both"
     pattern = r"\left(1 - {0}^2\right)"
 
-    def definition(self) -> sympy.Expr:
-        return 1 - self.args[0] ** 2
+    @staticmethod
+    def definition(t: Expr) -> Expr:
+        return 1 - t**2
 
-    def slope(self, index: int) -> sympy.Expr:
-        return -2 * self.args[0]
+    @staticmethod
+    def slopes(t: Expr) -> tuple[Expr, ...]:
+        return (-2 * t,)
 
 
 class Phi(Primitive):
@@ -109,11 +117,13 @@ class Phi(Primitive):
     vanishing = "left"
     pattern = r"\Phi\left({0}\right)"
 
-    def definition(self) -> sympy.Expr:
-        return sympy.erfc(-self.args[0] / sympy.sqrt(2)) / 2
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return sympy.erfc(-z / sympy.sqrt(2)) / 2
 
-    def slope(self, index: int) -> sympy.Expr:
-        return gauss(self.args[0])
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (gauss(z),)
 
 
 class gauss(Primitive):
@@ -122,11 +132,13 @@ class gauss(Primitive):
     vanishing = "both"
     pattern = r"\varphi\left({0}\right)"
 
-    def definition(self) -> sympy.Expr:
-        return sympy.exp(-self.args[0] ** 2 / 2) / sympy.sqrt(2 * sympy.pi)
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return sympy.exp(-(z**2) / 2) / sympy.sqrt(2 * sympy.pi)
 
-    def slope(self, index: int) -> sympy.Expr:
-        return -self.args[0] * self
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (-z * gauss(z),)
 
 
 class relu(Primitive):
@@ -135,11 +147,13 @@ class relu(Primitive):
     bounded = False
     pattern = r"\max\left(0, {0}\right)"
 
-    def definition(self) -> sympy.Expr:
-        return sympy.Piecewise((self.args[0], self.args[0] > 0), (0, True))
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return sympy.Piecewise((z, z > 0), (0, True))
 
-    def slope(self, index: int) -> sympy.Expr:
-        return above(self.args[0], sympy.Integer(0))
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (above(z, 0),)
 
 
 class cap(Primitive):
@@ -148,28 +162,28 @@ class cap(Primitive):
     bounded = False
     pattern = r"\min\left({0}, {1}\right)"
 
-    def definition(self) -> sympy.Expr:
-        z, top = self.args
+    @staticmethod
+    def definition(z: Expr, top: Expr) -> Expr:
         return sympy.Piecewise((top, z > top), (z, True))
 
-    def slope(self, index: int) -> sympy.Expr:
-        outside = above(*self.args)
-        return 1 - outside if index == 0 else outside
+    @staticmethod
+    def slopes(z: Expr, top: Expr) -> tuple[Expr, ...]:
+        return 1 - above(z, top), above(z, top)
 
 
 class clip(Primitive):
     """min(max(z, low), high); at a kink the slope by z is 1, as in ``torch.clamp``."""
 
-    vanishing = "left"                           # where low is 0; elsewhere the guard it asks for changes nothing
+    vanishing = "left"  # where low is 0; elsewhere the guard it asks for changes nothing
     pattern = r"\mathrm{{clip}}\left({0}, {1}, {2}\right)"
 
-    def definition(self) -> sympy.Expr:
-        z, low, high = self.args
+    @staticmethod
+    def definition(z: Expr, low: Expr, high: Expr) -> Expr:
         return sympy.Piecewise((low, z < low), (high, z > high), (z, True))
 
-    def slope(self, index: int) -> sympy.Expr:
-        z, low, high = self.args
-        return (within(z, low, high), above(low, z), above(z, high))[index]
+    @staticmethod
+    def slopes(z: Expr, low: Expr, high: Expr) -> tuple[Expr, ...]:
+        return within(z, low, high), above(low, z), above(z, high)
 
 
 class above(Primitive):
@@ -177,11 +191,13 @@ class above(Primitive):
 
     pattern = r"\left[{0} > {1}\right]"
 
-    def definition(self) -> sympy.Expr:
-        return sympy.Piecewise((1, self.args[0] > self.args[1]), (0, True))
+    @staticmethod
+    def definition(a: Expr, b: Expr) -> Expr:
+        return sympy.Piecewise((1, a > b), (0, True))
 
-    def slope(self, index: int) -> sympy.Expr:
-        return sympy.Integer(0)
+    @staticmethod
+    def slopes(a: Expr, b: Expr) -> tuple[Expr, ...]:
+        return sympy.S.Zero, sympy.S.Zero
 
 
 class within(Primitive):
@@ -190,16 +206,20 @@ class within(Primitive):
     vanishing = "both"
     pattern = r"\left[{1} \le {0} \le {2}\right]"
 
-    def definition(self) -> sympy.Expr:
-        z, low, high = self.args
+    @staticmethod
+    def definition(z: Expr, low: Expr, high: Expr) -> Expr:
         return sympy.Piecewise((0, z < low), (0, z > high), (1, True))
 
-    def slope(self, index: int) -> sympy.Expr:
-        return sympy.Integer(0)
+    @staticmethod
+    def slopes(z: Expr, low: Expr, high: Expr) -> tuple[Expr, ...]:
+        return sympy.S.Zero, sympy.S.Zero, sympy.S.Zero
 
 
 _NAMES = {f.__name__: f for f in (sigmoid, tanh, Phi, relu, cap, clip)} | {
-    "x": x, "sqrt": sympy.sqrt, "pi": sympy.pi, "oo": sympy.oo,
+    "x": x,
+    "sqrt": sympy.sqrt,
+    "pi": sympy.pi,
+    "oo": sympy.oo,
 }
 _SYMPY = {"Integer": sympy.Integer, "Float": sympy.Float, "Rational": sympy.Rational}
 
@@ -208,17 +228,17 @@ _SYMPY = {"Integer": sympy.Integer, "Float": sympy.Float, "Rational": sympy.Rati
 _WRITTEN = {"linear_beta": r"\lambda", "limit": "L"}
 
 
-def latex(expr: sympy.Expr) -> str:
+def latex(expr: Expr) -> str:
     """Return ``expr`` in LaTeX."""
     return sympy.latex(expr, symbol_names={symbol(n): text for n, text in _WRITTEN.items()})
 
 
-def latex_product(left: sympy.Expr, right: sympy.Expr) -> str:
+def latex_product(left: Expr, right: Expr) -> str:
     """Return ``left``·``right`` in LaTeX, in that order."""
     return " ".join(rf"\left({latex(e)}\right)" if e.is_Add else latex(e) for e in (left, right))
 
 
-def parse(formula: str, parameters: tuple[str, ...]) -> sympy.Expr:
+def parse(formula: str, parameters: tuple[str, ...]) -> Expr:
     """Return the expression written in ``formula``.
 
     Args:
@@ -235,7 +255,7 @@ def parse(formula: str, parameters: tuple[str, ...]) -> sympy.Expr:
         raise GateError(f"formula {formula!r}: {error}; known: {', '.join(sorted(names))}") from None
 
 
-def derivative(expr: sympy.Expr, name: str) -> sympy.Expr:
+def derivative(expr: Expr, name: str) -> Expr:
     """Return ∂expr/∂name in primitives."""
     slope = sympy.diff(expr, symbol(name))
     # max(0, z)·[z > 0] is max(0, z): one pass less for every squared ReLU.
@@ -246,15 +266,15 @@ def derivative(expr: sympy.Expr, name: str) -> sympy.Expr:
     return slope
 
 
-def degree(expr: sympy.Expr, parameters: Mapping[str, object]) -> int | None:
+def degree(expr: Expr, parameters: Mapping[str, object]) -> int | None:
     """Return the degree of ``expr`` as a polynomial in x, None where it is not one."""
     # At zero a parameter can take the non-polynomial part away: Swish(0) is x/2.
     zeros = {symbol(n): 0 for n, v in parameters.items() if isinstance(v, float) and v == 0}
     expr = expr.subs(zeros)
-    return int(sympy.degree(expr, x)) if expr.is_polynomial(x) else None
+    return int(sympy.Poly(expr, x).degree()) if expr.is_polynomial(x) else None
 
 
-def is_unbounded(expr: sympy.Expr) -> bool:
+def is_unbounded(expr: Expr) -> bool:
     """Say whether ``expr`` can become infinite for an infinite variable (parameters are finite)."""
     if isinstance(expr, Primitive) and expr.bounded:
         return False

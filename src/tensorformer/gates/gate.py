@@ -16,7 +16,6 @@ from tensorformer.gates.kernel import Kernel, kernel
 
 Parameter = float | Tensor | None
 Rule = Literal["> 0", ">= 0", "> 0 or None"]
-Number = Any                                     # an mpmath.mpf: mpmath is loaded only where an oracle is asked
 
 
 @final
@@ -41,8 +40,8 @@ class Scalar:
     needs: Mapping[str, Rule] = field(default_factory=dict)
     without: str | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    _written: tuple[str, tuple[str, ...]] = field(init=False, repr=False)      # the formula that holds, its parameters
-    _given: tuple[Any, ...] = field(init=False, repr=False)                    # their values, in that order
+    _written: tuple[str, tuple[str, ...]] = field(init=False, repr=False)  # the formula that holds, its parameters
+    _given: tuple[Any, ...] = field(init=False, repr=False)  # their values, in that order
 
     def __post_init__(self) -> None:
         absent = [n for n, v in self.parameters.items() if v is None]
@@ -134,9 +133,12 @@ class Scalar:
         self._require()
         formula, names = self._written
         values = x.detach().flatten().tolist() if isinstance(x, Tensor) and x.dim() else x
-        if isinstance(values, Sequence):
-            return [oracle.evaluate(formula, names, self._floats(), self.limits, float(v), digits, order) for v in values]
-        return oracle.evaluate(formula, names, self._floats(), self.limits, float(values), digits, order)
+        floats = self._floats()
+
+        def at(v: float) -> Any:
+            return oracle.evaluate(formula, names, floats, self.limits, float(v), digits, order)
+
+        return [at(v) for v in values] if isinstance(values, Sequence) else at(float(values))
 
     def triton_body(self, x: str = "x", value: str = "y", derivative: str | None = None) -> list[str]:
         """Return the lines of Triton that compute the function, and its derivative if a name for it is given.

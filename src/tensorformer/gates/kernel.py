@@ -63,7 +63,10 @@ class Kernel:
         """Return the value, differentiable any number of times, by x and by the parameters that are tensors."""
         if self.native is not None and x.dtype in self.native.differentiable:
             return self.native.value(x)
-        if torch.compiler.is_compiling() or _transforming() or any(isinstance(p, Tensor) for p in parameters):
+        compiling = torch.compiler.is_compiling()
+        if not compiling and _transforming():
+            return _Transformable.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
+        if compiling or any(isinstance(p, Tensor) for p in parameters):
             return _Elementwise.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
         return _Eager.apply(self, x, parameters)  # pyright: ignore[reportReturnType]
 
@@ -134,6 +137,10 @@ class _Elementwise(torch.autograd.Function):
             result.append(pulled if pulled is None else pulled.to(argument.dtype))
         return tuple(result)
 
+
+class _Transformable(_Elementwise):
+    """With the rules of torch.func. (torch.compile refuses a function that has them.)"""
+
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         arguments = _arguments(ctx)
@@ -144,8 +151,9 @@ class _Elementwise(torch.autograd.Function):
         return total.to(arguments[0].dtype)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], kernel: Kernel, *arguments: Argument) -> tuple[Tensor, int]:
-        x_dims = arguments[0].dim() - (in_dims[1] is not None)  # pyright: ignore[reportAttributeAccessIssue]
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        kernel, *arguments = args
+        x_dims = arguments[0].dim() - (in_dims[1] is not None)
         moved: list[Argument] = []
         for i, (argument, dim) in enumerate(zip(arguments, in_dims[1:], strict=True)):
             if isinstance(argument, Tensor):
@@ -157,7 +165,7 @@ class _Elementwise(torch.autograd.Function):
                 elif i == 0:
                     argument = argument.expand(info.batch_size, *argument.shape)
             moved.append(argument)
-        return kernel(*moved), 0  # pyright: ignore[reportArgumentType]
+        return kernel(*moved), 0
 
 
 class _Eager(torch.autograd.Function):
@@ -195,24 +203,28 @@ _ANY = (*_WIDE, torch.bfloat16, torch.float16)
 _NATIVE = {
     "x": _Native(lambda x: x, differentiable=_ANY),
     "relu(x)": _Native(torch.relu, differentiable=_ANY),
+    "relu(x)**2": _Native(lambda x: torch.relu(x).square(), differentiable=_ANY),
     # In bfloat16 torch takes σ' = y(1 − y) from the rounded y: a quarter off at x = 5.
     "sigmoid(x)": _Native(torch.sigmoid, differentiable=_WIDE),
     "tanh(x)": _Native(torch.tanh, differentiable=_WIDE),
     "x*sigmoid(x)": _Native(F.silu, torch.ops.aten.silu_backward, wild=True),
 }
 
+_SLOTS: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {}
 _BUILT = SimpleNamespace()
 
 
 def kernel(formula: str, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Kernel:
     """Return the kernel of ``formula``, or of its derivative along ``path``, building it on first use."""
-    return getattr(_BUILT, _build(formula, names, path))
+    return getattr(_BUILT, _slot(formula, names, path))
 
 
 @torch.compiler.assume_constant_result
-def _build(formula: str, names: tuple[str, ...], path: tuple[str, ...]) -> str:
-    """Build if need be and return the attribute's name: under torch.compile this runs at once, untraced."""
-    slot = f"{formula} of {names} by {path}"
-    if not hasattr(_BUILT, slot):
+def _slot(formula: str, names: tuple[str, ...], path: tuple[str, ...]) -> str:
+    """Return the kernel's attribute, building it if need be: under torch.compile this runs at once, untraced."""
+    key = (formula, names, path)
+    if key not in _SLOTS:
+        slot = f"kernel_{len(_SLOTS)}"
         setattr(_BUILT, slot, Kernel(formula, names, path))
-    return slot
+        _SLOTS[key] = slot
+    return _SLOTS[key]

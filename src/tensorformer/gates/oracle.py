@@ -25,8 +25,13 @@ def _function(formula: str, names: tuple[str, ...], order: int) -> Any:
 
 
 def evaluate(
-    formula: str, names: tuple[str, ...], parameters: tuple[float, ...], limits: tuple[str, str],
-    x: float, digits: int, order: int,
+    formula: str,
+    names: tuple[str, ...],
+    parameters: tuple[float, ...],
+    limits: tuple[str, str],
+    x: float,
+    digits: int,
+    order: int,
 ) -> Any:
     """Return the ``order``-th derivative of ``formula`` at ``x`` to ``digits`` digits, as an ``mpmath.mpf``."""
     with mpmath.workdps(digits + 15):

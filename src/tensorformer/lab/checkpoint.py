@@ -113,7 +113,7 @@ def _read_meta(checkpoint: Path) -> Meta:
 
 
 def _optimizer_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
         f"{i}/{names[p]}/{key}": value.contiguous()
         for i, optimizer in enumerate(optimizers)

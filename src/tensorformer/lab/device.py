@@ -7,9 +7,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import nn
 
+from tensorformer.config.schema import Train
 from tensorformer.errors import ConfigError
 
 
@@ -32,10 +35,17 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return contextlib.nullcontext()
 
 
-def require_compiler(device: torch.device) -> None:
-    """Refuse ``compile = true`` early where its first call would fail."""
+def compiled(model: nn.Module, train: Train, device: torch.device) -> nn.Module:
+    """Return the model to call in training: compiled by torch if the recipe says so.
+
+    Raises:
+        ConfigError: there is no C++ compiler, which the first call would need.
+    """
+    if not train.compile:
+        return model
     if device.type == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "c++"), "g++", "clang++")):
         raise ConfigError("$.train.compile: needs a C++ compiler and finds none; install g++ or leave it out")
+    return cast(nn.Module, torch.compile(model))
 
 
 def memory_in_use(device: torch.device) -> int:

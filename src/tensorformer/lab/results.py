@@ -19,7 +19,10 @@ class Estimate(Struct, frozen=True):
 
 
 class Ratio(Struct, frozen=True):
-    """A ratio to the baseline; ``bound`` is ``"<"`` or ``">"`` where the measured range ends before the answer."""
+    """A ratio to the baseline; ``bound`` is ``"<"`` or ``">"`` where the measured range ends before the answer.
+
+    Seeds beyond both ends leave the value without an interval and without a bound.
+    """
 
     value: float
     low: float | None
@@ -35,7 +38,7 @@ class Difference(Struct, frozen=True):
     p_different: float | None  # two-sided paired t-test, after Holm
     p_same: float | None  # the larger of two one-sided tests at ±delta, after Holm
     verdict: Verdict
-    seeds_to_decide: int | None  # seeds that would decide it in 8 of 10 experiments; None: over 1,000
+    seeds_to_decide: int | None  # seeds that would decide it in 8 of 10 experiments; None: over 1,000, or one seed
 
 
 class Point(Struct, frozen=True):

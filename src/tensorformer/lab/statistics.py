@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import stats
+from scipy import special
 
 from tensorformer.errors import ConfigError
 from tensorformer.lab.results import Difference, Estimate, Ratio, Verdict
@@ -23,7 +23,7 @@ from tensorformer.lab.results import Difference, Estimate, Ratio, Verdict
 CONFIDENCE = 0.95
 POWER = 0.8
 MOST_SEEDS = 1_000
-_NODES = 64  # of the quadrature over the standard deviation
+_NODES = 32  # of the quadrature over the standard deviation: power to 3e-5 from two seeds on
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -44,7 +44,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean, se = _mean_and_error(values)
     if n == 1:
         return Estimate(mean, None, None, n)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * se
+    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * se
     return Estimate(mean, mean - half, mean + half, n)
 
 
@@ -154,8 +154,8 @@ def _p_values(differences: Sequence[float], delta: float) -> tuple[float, float]
     mean, se = _mean_and_error(differences)
     if se == 0:
         return float(mean == 0), float(abs(mean) >= delta)
-    t = stats.t(len(differences) - 1)
-    return float(2 * t.sf(abs(mean) / se)), float(t.sf((delta - abs(mean)) / se))
+    freedom = len(differences) - 1
+    return 2 * float(special.stdtr(freedom, -abs(mean) / se)), float(special.stdtr(freedom, (abs(mean) - delta) / se))
 
 
 def seeds_to_decide(mean: float, sd: float, delta: float, level_different: float, level_same: float) -> int | None:
@@ -189,13 +189,13 @@ def _power(
     n = np.arange(first, end)[:, None]
     spread, weights = _spreads(first, end)
     root = np.sqrt(n)
-    t_different = stats.t.isf(level_different / 2, n - 1)
-    t_same = stats.t.isf(level_same, n - 1)
+    t_different = -special.stdtrit(n - 1, level_different / 2)
+    t_same = -special.stdtrit(n - 1, level_same)
     upper = t_different * spread
     lower = np.clip(delta * root - t_same * spread, 0, upper)
     centre = mean * root
-    undecided = stats.norm.cdf(upper - centre) - stats.norm.cdf(lower - centre)
-    undecided += stats.norm.cdf(-lower - centre) - stats.norm.cdf(-upper - centre)
+    undecided = special.ndtr(upper - centre) - special.ndtr(lower - centre)
+    undecided += special.ndtr(-lower - centre) - special.ndtr(-upper - centre)
     return 1 - undecided @ weights
 
 
@@ -204,7 +204,7 @@ def _spreads(first: int, end: int) -> tuple[Float64[np.ndarray, "n nodes"], Floa
     """Return quantiles of s / sd for every n, and the weights with which to average over them."""
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     freedom = np.arange(first, end)[:, None] - 1
-    return np.sqrt(stats.chi2.ppf((nodes + 1) / 2, freedom) / freedom), weights / 2
+    return np.sqrt(special.chdtri(freedom, (1 - nodes) / 2) / freedom), weights / 2
 
 
 def data_to_match(curve: Mapping[int, Mapping[int, float]], variant_losses: Mapping[int, float], tokens: int) -> Ratio:

@@ -11,6 +11,7 @@ import torch
 from tensorformer.config.schema import Run
 from tensorformer.data.batches import Batches
 from tensorformer.data.prepare import Corpus
+from tensorformer.lab.device import compiled
 from tensorformer.lab.optim import make_optimizers
 from tensorformer.lab.train import training_step
 from tensorformer.nn.model import TensorTransformer
@@ -52,7 +53,7 @@ def _stepper(run: Run, corpus: Corpus, device: torch.device) -> Callable[[int], 
     model = TensorTransformer(run.model, run.seed).to(device)
     optimizers = make_optimizers(model, run.train.optimizer)
     batches = Batches(corpus.train.tokens, run.train.context, run.train.batch_size, run.seed)
-    forward = torch.compile(model) if run.train.compile else model
+    forward = compiled(model, run.train, device)
 
     def take_step(step: int) -> object:
         inputs, targets = batches.batch(step)

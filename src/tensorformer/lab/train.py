@@ -18,7 +18,7 @@ from tensorformer.data.batches import Batches
 from tensorformer.data.prepare import Corpus
 from tensorformer.errors import CheckpointError, DivergenceError
 from tensorformer.lab import checkpoint, evaluate, record
-from tensorformer.lab.device import autocast, memory_in_use, peak_memory, require_compiler
+from tensorformer.lab.device import autocast, compiled, memory_in_use, peak_memory
 from tensorformer.lab.optim import decay_start, make_optimizers, n_steps, rate
 from tensorformer.nn.model import TensorTransformer
 
@@ -95,9 +95,7 @@ def _train(
     batches = Batches(corpus.train.tokens, config.context, config.batch_size, run.seed)
     start, seconds = _resume(run, folder, branch_from, model, optimizers)
     corpus.tokenizer.save(folder)  # so that the run can speak for itself
-    if config.compile:
-        require_compiler(device)
-    forward = torch.compile(model) if config.compile else model
+    forward = compiled(model, config, device)
 
     keep = {decay_start(config)} if isinstance(config.schedule, WarmupStableDecay) else set()
     log, clock = record.Log(folder / record.METRICS, start), record.Log(folder / record.TIMING, start)

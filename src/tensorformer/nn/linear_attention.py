@@ -13,6 +13,7 @@ from tensorformer.nn.norm import unit_rms
 from tensorformer.nn.rope import Rope, rotate
 from tensorformer.nn.state import LinearState
 from tensorformer.ops.linear_attention import linear_attention
+from tensorformer.ops.linear_attention.api import Branches
 
 
 class LinearAttention(nn.Module):
@@ -58,12 +59,10 @@ class LinearAttention(nn.Module):
         scale = self.heads.head_dim**-0.5
         tables = (tables[0] * scale, tables[1] * scale)  # the scale rides on the rotation
 
-        def branches(projections: nn.ModuleList) -> Tensor | tuple[Tensor, ...]:
-            turned = [
-                rotate(unit_rms(p(x).view(b, t, self.heads.n_heads, self.heads.head_dim), self.eps), tables)
-                for p in projections
-            ]
-            return turned[0] if len(turned) == 1 else tuple(turned)
+        def branches(projections: nn.ModuleList) -> Branches:
+            shape = (b, t, self.heads.n_heads, self.heads.head_dim)
+            turned = [rotate(unit_rms(p(x).view(shape), self.eps), tables) for p in projections]
+            return turned[0] if len(turned) == 1 else (turned[0], turned[1])
 
         v = self.v_proj(x).view(b, t, self.heads.n_heads, self.heads.value_dim)
         y, memory = linear_attention(
@@ -76,7 +75,8 @@ class LinearAttention(nn.Module):
         )
         if self.preset.output_norm:
             y = unit_rms(y, self.eps)
-        return self.o_proj(y.flatten(2)), LinearState(memory, state.position + t) if state else None
+        after = LinearState(memory, state.position + t) if state and memory is not None else None
+        return self.o_proj(y.flatten(2)), after
 
     def _log_decay(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t h"] | None:
         if self.preset.decay == "learned":

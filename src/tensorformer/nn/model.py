@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -36,7 +38,7 @@ class TensorTransformer(nn.Module):
 
     def initial_state(self, batch: int) -> list[State]:
         """Return what decoding starts from, a state a block."""
-        return [block.mixer.initial_state(batch) for block in self.layers]
+        return [cast(Block, block).mixer.initial_state(batch) for block in self.layers]
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t vocab"]:
         """Return the logits of the token after each position."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -34,5 +36,26 @@ def rotate(
 ) -> Float[Tensor, "b t h k"]:
     """Return ``x`` with each of its feature pairs turned; the dtype of ``x`` is kept."""
     cos, sin = (table.to(x_bthk.dtype) for table in tables)
-    a, b = x_bthk.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return _Rotate.apply(x_bthk, cos, sin)
+
+
+class _Rotate(torch.autograd.Function):
+    # A turn's gradient is the turn back: nothing but the tables is kept, and each direction is two passes over x.
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        first, second = y.chunk(2, dim=-1)
+        torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=second).addcmul_(a, sin)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Rotate.apply(grads[0], cos, -sin), None, None

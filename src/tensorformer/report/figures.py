@@ -39,11 +39,14 @@ def figures(comparison: Comparison) -> list[Figure]:
     Returns:
         In the order of the page.
     """
-    name, cut = comparison.baseline, series.first_drawn(comparison)
-    many = len(comparison.seeds) > 1
+    name = series.labels(comparison).get(comparison.baseline, comparison.baseline)
+    cut = series.first_drawn(comparison)
+    many, others = len(comparison.seeds) > 1, len(comparison.variants) > 1
     band = "The band runs from the lowest to the highest seed." if many else "One seed, so no band."
+    mean = ", mean over seeds" if many else ""
     bars = "Bars are 95\u202f% intervals over seeds." if many else "One seed, so no intervals."
     dots = " Bar: 95\u202f% interval; open circles: the seeds." if many else ""
+    apart = " Points are moved sideways a little so that they do not cover one another." if others else ""
     start = f" The first {cut:,} tokens are not drawn." if cut else ""
     found = []
 
@@ -65,7 +68,7 @@ def figures(comparison: Comparison) -> list[Figure]:
             "Loss along training",
             charts.curves,
             _spoken_curves(comparison),
-            f"Loss on the validation part during training, mean over seeds. {band}{start}",
+            f"Loss on the validation part during training{mean}. {band}{start}",
         )
     if series.gaps(comparison):
         add(
@@ -82,8 +85,7 @@ def figures(comparison: Comparison) -> list[Figure]:
             "Loss against context length",
             charts.contexts,
             _spoken_contexts(comparison),
-            f"Final loss on windows of this length. {bars}",
-            "Points are moved sideways a little so that they do not cover one another.",
+            f"Final loss on windows of this length. {bars}{apart}",
         )
     if series.curves(comparison):
         add(

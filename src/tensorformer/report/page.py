@@ -168,7 +168,7 @@ def _when(created: str) -> str:
 def _caption(comparison: Comparison) -> str:
     spread = "± and … are 95 % intervals over seeds" if len(comparison.seeds) > 1 else "one seed, so no intervals"
     under = {"params": "parameters", "flops": "compute", "none": ""}[comparison.match]
-    apart = f"; under {under}, the distance from the baseline" if under else ""
+    apart = f"; under {under}, the distance from the baseline" if under and len(comparison.variants) > 1 else ""
     return f"Final validation loss after {comparison.tokens:,} training tokens; {spread}{apart}."
 
 

@@ -71,8 +71,10 @@ class Pen:
         return alt.condition(SHOWN, alt.value(full), alt.value(full * faded))
 
     def stack(self, layers: list[Any], height: int = HEIGHT) -> Drawing:
-        """Lay the layers over one another, the first at the bottom."""
-        return Drawing(alt.LayerChart(layer=layers, height=height), self.datasets, height)
+        """Lay the layers that have rows over one another, the first at the bottom."""
+        full = {name: kept for name, kept in self.datasets.items() if kept}
+        layers = [layer for layer in layers if layer.data.name in full]
+        return Drawing(alt.LayerChart(layer=layers, height=height), full, height)
 
     def rows(self, values: list[series.Row]) -> alt.Chart:
         """Start a layer on plain rows, numbers to seven digits."""

@@ -9,7 +9,7 @@ from tensorformer.lab.results import Estimate, Ratio
 ABSENT = "—"
 MINUS = "−"
 THIN = "\u202f"  # narrow no-break space, between a number and its unit
-LEAST_DECIMALS, MOST_DECIMALS = 3, 7
+LEAST_DECIMALS, MOST_DECIMALS = 3, 5
 UNKNOWN_DECIMALS = 4  # where no interval says how many digits mean something
 
 

@@ -136,7 +136,7 @@ def seed_differences(comparison: Comparison) -> list[Row]:
     return [
         mark | {"seed": seed, "difference": value}
         for variant, mark in marks(comparison)
-        if variant.difference is not None
+        if variant.difference is not None and len(variant.difference.per_seed) > 1
         for seed, value in sorted(variant.difference.per_seed.items())
     ]
 

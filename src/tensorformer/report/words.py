@@ -100,8 +100,8 @@ def inference(comparison: Comparison) -> list[str]:
     return [
         f"Intervals are {LEVEL} t-intervals over {plural}. A seed fixes the order of the tokens for all variants "
         "alike, so a difference is taken seed by seed; its interval is often narrower than those of the two losses.",
-        "A variant is better or worse when a two-sided paired t-test finds a difference at 5\u202f%; it is the same when "
-        f"two one-sided tests put the difference inside ±δ = {comparison.delta:g} nats per token, below which the "
+        "A variant is better or worse when a two-sided paired t-test finds a difference at 5\u202f%; it is the same "
+        f"when two one-sided tests put the difference inside ±δ = {comparison.delta:g} nats per token, below which the "
         "recipe says that a difference does not matter; else it is undecided, which is not the same as equal.",
         "Both tests are corrected for the number of variants by Holm’s method. The intervals are not corrected: one "
         "that leaves out zero may stand beside “undecided”.",

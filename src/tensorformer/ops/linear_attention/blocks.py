@@ -11,57 +11,69 @@ from torch.nn.functional import pad
 FORGET = -1000.0
 
 
-def features(x: tuple[Tensor, ...]) -> Float[Tensor, "n t k"]:
-    """Return φ(x): the branch itself, or the row-major product of two."""
-    return x[0] if len(x) == 1 else (x[0].unsqueeze(-1) * x[1].unsqueeze(-2)).flatten(-2)
+def features(x: tuple[Tensor, ...]) -> Float[Tensor, "n k t"]:
+    """Return φ(x) with time last: the branch itself, or the row-major product of two.
+
+    Time is the long axis; with it innermost the product runs at the speed of memory whatever the K_r are.
+    """
+    first, *rest = (branch.mT.contiguous() for branch in x)
+    return (first.unsqueeze(2) * rest[0].unsqueeze(1)).flatten(1, 2) if rest else first
 
 
-def features_grad(d_phi: Float[Tensor, "n t k"], x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the gradient of every branch from the gradient of φ(x)."""
+def features_grad(d_phi: Float[Tensor, "n k t"], x: tuple[Tensor, ...]) -> tuple[Float[Tensor, "n t _"], ...]:
+    """Return the gradient of every branch from that of φ(x)."""
     if len(x) == 1:
-        return (d_phi,)
-    n, t, k1 = x[0].shape
-    k2 = x[1].shape[-1]
-    d_phi = d_phi.reshape(n * t, k1, k2)
-    left = torch.bmm(d_phi, x[1].reshape(n * t, k2, 1)).view(n, t, k1)
-    right = torch.bmm(x[0].reshape(n * t, 1, k1), d_phi).view(n, t, k2)
-    return left, right
+        return (d_phi.mT,)
+    first, second = (branch.mT.contiguous() for branch in x)
+    d_phi = d_phi.unflatten(1, (first.shape[1], second.shape[1]))
+    return (d_phi * second.unsqueeze(1)).sum(2).mT, (d_phi * first.unsqueeze(2)).sum(1).mT
+
+
+def _mask(gram: Float[Tensor, "n i j"], mask: Float[Tensor, "n i i"] | bool) -> None:
+    """Mask, in place, the block in which rows meet the keys of their own steps: the last columns.
+
+    `False`: there is no such block, every key is before every row. `True`: causal. A tensor: multiply.
+    """
+    if mask is False:
+        return
+    own = gram[:, :, gram.shape[2] - gram.shape[1] :]
+    own.tril_() if mask is True else own.mul_(mask)
 
 
 def attend(
-    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Float[Tensor, "n j v"], mask: Tensor | None
+    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Float[Tensor, "n j v"], mask: Tensor | bool
 ) -> Float[Tensor, "n i v"]:
-    """Return (∏_r q_r k_rᵀ) v; `mask`, where given, multiplies the last keys, as many as it has columns."""
+    """Return (∏_r q_r k_rᵀ, masked) v."""
     gram = torch.bmm(q[0], k[0].mT)
     if len(q) == 2:
         gram.mul_(torch.bmm(q[1], k[1].mT))
-    if mask is not None:
-        gram[:, :, gram.shape[2] - mask.shape[-1] :].mul_(mask)
+    _mask(gram, mask)
     return torch.bmm(gram, v)
 
 
 def attend_grad(
-    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, dy: Float[Tensor, "n i v"], mask: Tensor | None,
-    product: bool = False,
+    q: tuple[Tensor, ...],
+    k: tuple[Tensor, ...],
+    v: Float[Tensor, "n j v"],
+    dy: Float[Tensor, "n i v"],
+    mask: Tensor | bool,
+    with_product: bool = False,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor | None]:
-    """Return the gradients of q, k and v from that of `attend`, recomputing its Gram matrices.
+    """Return the gradients of q, k and v from that of `attend`, whose Gram matrices are built again.
 
-    With `product`, also gram ∘ its gradient, from which the gradient of a decay in `mask` follows.
+    With `with_product` also gram ∘ its gradient, from which the gradient of a decay in `mask` follows.
     """
     grams = [torch.bmm(x, y.mT) for x, y in zip(q, k, strict=True)]
-    gram = grams[0] if len(grams) == 1 else grams[0] * grams[1]
     d_gram = torch.bmm(dy, v.mT)
-    tail = slice(gram.shape[2] - (0 if mask is None else mask.shape[-1]), None)
-    if mask is not None:
-        d_gram[:, :, tail].mul_(mask)
-    paired = gram * d_gram if product else None
-    if mask is not None:
-        gram[:, :, tail].mul_(mask)
+    _mask(d_gram, mask)
+    gram = grams[0] * grams[1] if len(grams) == 2 else grams[0]
+    product = gram * d_gram if with_product else None
+    _mask(gram, mask)
     dv = torch.bmm(gram.mT, dy)
-    d_grams = [d_gram] if len(grams) == 1 else [grams[1].mul_(d_gram), grams[0].mul_(d_gram)]
+    d_grams = [grams[1].mul_(d_gram), grams[0].mul_(d_gram)] if len(grams) == 2 else [d_gram]
     dq = tuple(torch.bmm(d, x) for d, x in zip(d_grams, k, strict=True))
     dk = tuple(torch.bmm(d.mT, x) for d, x in zip(d_grams, q, strict=True))
-    return dq, dk, dv, paired
+    return dq, dk, dv, product
 
 
 class Decay:
@@ -107,15 +119,11 @@ class Decay:
         return exponent.to(self.wide).exp_().to(self.dtype)
 
 
-def causal(n: int, like: Tensor) -> Float[Tensor, "n n"]:
-    """Return the mask without decay: one where the row is not before the column."""
-    return torch.ones(n, n, dtype=like.dtype, device=like.device).tril_()
-
-
-def decays_between(paired: Float[Tensor, "n t t"]) -> Float[Tensor, "n t"]:
-    """Return Σ_{i≥t} Σ_{j<t} paired_ij: a pair counts for every decay between its two steps."""
-    before = paired.double().cumsum(2)[:, :, :-1].tril_(-1)
-    return pad(before.sum(1), (1, 0))
+def decays_between(product: Float[Tensor, "n t t"]) -> Float[Tensor, "n t"]:
+    """Return Σ_{i≥t} Σ_{j<t} product_ij: a pair counts for every decay between its two steps."""
+    ones = torch.ones_like(product[0], dtype=torch.promote_types(product.dtype, torch.float32))
+    before = torch.matmul(product.to(ones.dtype), ones.triu(1))
+    return before.mul_(ones.tril_()).sum(1)
 
 
 def decays_before(x: Float[Tensor, "n t d"], dx: Float[Tensor, "n t d"]) -> Float[Tensor, "n t"]:

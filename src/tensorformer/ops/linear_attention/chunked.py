@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tensorformer.ops.linear_attention import blocks
 from tensorformer.ops.linear_attention.blocks import Decay
-from tensorformer.ops.linear_attention.plan import tiles
+from tensorformer.ops.linear_attention.plan import CHUNK, TILE, pieces
 
 
 class Operands(NamedTuple):
@@ -40,27 +40,8 @@ class Operands(NamedTuple):
         decay = None if self.log_decay is None else self.log_decay[:, start:stop]
         return Operands(q, k, self.v[:, start:stop], decay, self.state)
 
-    def groups(self, size: int) -> list[Operands]:
-        """Cut the flat heads into groups of `size`, at least one group."""
-        count = max(1, -(-self.v.shape[0] // size))
-        parts = (slice(i * size, (i + 1) * size) for i in range(count))
-        return [
-            Operands(
-                tuple(x[part] for x in self.q),
-                tuple(x[part] for x in self.k),
-                self.v[part],
-                None if self.log_decay is None else self.log_decay[part],
-                None if self.state is None else self.state[part],
-            )
-            for part in parts
-        ]
-
     def decay(self) -> Decay | None:
         return None if self.log_decay is None else Decay(self.log_decay, self.v.dtype)
-
-
-def _chunks(time: int, chunk: int) -> list[tuple[int, int]]:
-    return [(start, min(time, start + chunk)) for start in range(0, time, chunk)]
 
 
 def forward(
@@ -70,7 +51,7 @@ def forward(
     time = x.v.shape[1]
     y = torch.empty_like(x.v)
     s = None if x.state is None else x.state.clone()
-    for first, last in _chunks(time, chunk):
+    for first, last in pieces(time, chunk):
         part = x.steps(first, last)
         decay = part.decay()
         _outputs(y[:, first:last], part, decay, s)
@@ -86,12 +67,12 @@ def step(x: Operands) -> tuple[Float[Tensor, "n 1 v"], Float[Tensor, "n k v"]]:
     phi_q, phi_k, v = (t.to(x.wide) for t in (blocks.features(x.q), blocks.features(x.k), x.v))
     s = x.state
     if s is None:
-        s = torch.bmm(phi_k.mT, v)
+        s = torch.bmm(phi_k, v)
     else:
         if x.log_decay is not None:
             s = s * x.log_decay.to(x.wide).exp().unsqueeze(2)
-        s = torch.baddbmm(s, phi_k.mT, v)
-    return torch.bmm(phi_q, s).to(x.v.dtype), s
+        s = torch.baddbmm(s, phi_k, v)
+    return torch.bmm(phi_q.mT, s).to(x.v.dtype), s
 
 
 def backward(
@@ -118,7 +99,7 @@ def backward(
     )
     s = None if x.state is None else x.state.clone()
     states: list[Tensor | None] = []
-    for first, last in _chunks(time, chunk):
+    for first, last in pieces(time, chunk):
         part = x.steps(first, last)
         decay = part.decay()
         if dy is not None:
@@ -130,7 +111,7 @@ def backward(
         if last < time:
             s = _advance(s, part.k, part.v, decay, decay.out if decay else None, x.wide)
     ds = None if d_state is None else d_state.to(x.wide, copy=True)
-    for first, last in reversed(_chunks(time, chunk)):
+    for first, last in reversed(pieces(time, chunk)):
         part = x.steps(first, last)
         decay = part.decay()
         if ds is not None:
@@ -149,21 +130,23 @@ def backward(
 
 def _outputs(y: Float[Tensor, "n c v"], x: Operands, decay: Decay | None, s: Tensor | None) -> None:
     """Write the outputs of one chunk that starts from the state `s`."""
-    for start, stop in tiles(0, y.shape[1]):
+    for start, stop in pieces(y.shape[1], TILE):
         tile = x.steps(start, stop)
         if decay is None:
             near = x.steps(0, stop)
-            out = blocks.attend(tile.q, near.k, near.v, blocks.causal(stop - start, near.v))
+            out = blocks.attend(tile.q, near.k, near.v, True)
         else:
             out = blocks.attend(tile.q, tile.k, tile.v, decay.pairs(start, stop))
             if start:
                 past = x.steps(0, start)
-                met = blocks.attend(tile.q, past.k, past.v * decay.columns(start), None)
+                met = blocks.attend(tile.q, past.k, past.v * decay.columns(start), False)
                 out.add_(met.mul_(decay.rows(start, stop)))
-        if s is not None:
-            met = torch.bmm(blocks.features(tile.q), s.to(x.v.dtype))
-            out.add_(met if decay is None else met.mul_(decay.into(start, stop)))
         y[:, start:stop] = out
+    if s is not None:
+        s = s.to(x.v.dtype).mT
+        for start, stop in pieces(y.shape[1], CHUNK):
+            met = torch.bmm(s, blocks.features(x.steps(start, stop).q)).mT
+            y[:, start:stop] += met if decay is None else met.mul_(decay.into(start, stop))
 
 
 def _advance(
@@ -181,8 +164,8 @@ def _advance(
     """
     if s is not None and decay is not None:
         s.mul_(decay.whole())
-    for start, stop in tiles(0, values.shape[1]):
-        phi = blocks.features(tuple(x[:, start:stop] for x in keys)).mT
+    for start, stop in pieces(values.shape[1], CHUNK):
+        phi = blocks.features(tuple(x[:, start:stop] for x in keys))
         v = values[:, start:stop]
         if scale is not None:
             v = (v * scale(start, stop)).to(v.dtype)
@@ -196,29 +179,28 @@ def _advance(
 
 def _within_grad(grads: Operands, x: Operands, dy: Float[Tensor, "n c v"], decay: Decay | None) -> None:
     """Add the gradients of what the steps of one chunk send one another."""
-    for start, stop in tiles(0, dy.shape[1]):
+    for start, stop in pieces(dy.shape[1], TILE):
         tile, into, d_out = x.steps(start, stop), grads.steps(start, stop), dy[:, start:stop]
         if decay is None:
             near = x.steps(0, stop)
-            mask = blocks.causal(stop - start, near.v)
-            dq, dk, dv, _ = blocks.attend_grad(tile.q, near.k, near.v, d_out, mask)
+            dq, dk, dv, _ = blocks.attend_grad(tile.q, near.k, near.v, d_out, True)
             _add(into.q, dq)
             _add(grads.steps(0, stop).k, dk)
             grads.v[:, :stop] += dv
             continue
         mask = decay.pairs(start, stop)
-        dq, dk, dv, paired = blocks.attend_grad(
-            tile.q, tile.k, tile.v, d_out, mask, product=grads.log_decay is not None
+        dq, dk, dv, product = blocks.attend_grad(
+            tile.q, tile.k, tile.v, d_out, mask, with_product=grads.log_decay is not None
         )
         _add(into.q, dq)
         _add(into.k, dk)
         into.v.add_(dv)
-        if into.log_decay is not None and paired is not None:
-            into.log_decay.add_(blocks.decays_between(paired))
+        if into.log_decay is not None and product is not None:
+            into.log_decay.add_(blocks.decays_between(product))
         if start:
             past, columns = x.steps(0, start), decay.columns(start)
             values = past.v * columns
-            dq, dk, dv, _ = blocks.attend_grad(tile.q, past.k, values, d_out * decay.rows(start, stop), None)
+            dq, dk, dv, _ = blocks.attend_grad(tile.q, past.k, values, d_out * decay.rows(start, stop), False)
             _add(into.q, dq)
             _add(grads.steps(0, start).k, dk)
             grads.v[:, :start] += dv * columns
@@ -231,13 +213,13 @@ def _queries_grad(
     grads: Operands, x: Operands, dy: Float[Tensor, "n c v"], decay: Decay | None, s: Float[Tensor, "n k v"]
 ) -> None:
     """Add the gradients of what the steps of one chunk read from the state `s` before it."""
-    s = s.to(x.v.dtype).mT
+    s = s.to(x.v.dtype)
     met = []
-    for start, stop in tiles(0, dy.shape[1]):
+    for start, stop in pieces(dy.shape[1], CHUNK):
         tile, d_out = x.steps(start, stop), dy[:, start:stop]
         if decay is not None:
             d_out = (d_out * decay.into(start, stop)).to(d_out.dtype)
-        dq = blocks.features_grad(torch.bmm(d_out, s), tile.q)
+        dq = blocks.features_grad(torch.bmm(s, d_out.mT), tile.q)
         _add(grads.steps(start, stop).q, dq)
         met.append(dq[0])
     if grads.log_decay is not None:
@@ -248,14 +230,14 @@ def _keys_grad(grads: Operands, x: Operands, decay: Decay | None, ds: Float[Tens
     """Add the gradients of what the steps of one chunk leave in the state after it, given its gradient."""
     ds = ds.to(x.v.dtype)
     met = []
-    for start, stop in tiles(0, x.v.shape[1]):
+    for start, stop in pieces(x.v.shape[1], CHUNK):
         tile, into = x.steps(start, stop), grads.steps(start, stop)
-        dv = torch.bmm(blocks.features(tile.k), ds)
+        dv = torch.bmm(ds.mT, blocks.features(tile.k)).mT
         values = tile.v
         if decay is not None:
             out = decay.out(start, stop)
             values, dv = (values * out).to(values.dtype), dv * out
-        dk = blocks.features_grad(torch.bmm(values, ds.mT), tile.k)
+        dk = blocks.features_grad(torch.bmm(ds, values.mT), tile.k)
         _add(into.k, dk)
         into.v.add_(dv)
         met.append(dk[0])

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tensorformer.ops.linear_attention import chunked
 from tensorformer.ops.linear_attention.chunked import Operands
-from tensorformer.ops.linear_attention.plan import group_size
+from tensorformer.ops.linear_attention.plan import TILE, WORKING_SET
 from tensorformer.ops.linear_attention.reference import recurrence
 
 
-def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, T, H, ·) → (B·H, T, ·): a view where strides and dtype allow, a copy where not."""
-    return x.to(dtype).transpose(1, 2).flatten(0, 1)
+class _Group(NamedTuple):
+    """Rows of the batch and heads that are computed together, as slices of (B, T, H, ·) and (B, H, ·) tensors."""
+
+    rows: slice
+    heads: slice
+
+    def flat(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """(B, T, H, ·) → (N, T, ·): a view where strides and dtype allow, a copy where not."""
+        return x[self.rows, :, self.heads].transpose(1, 2).to(dtype).flatten(0, 1)
+
+    def state(self, s: Tensor, dtype: torch.dtype) -> Tensor:
+        return s[self.rows, self.heads].to(dtype).flatten(0, 1)
+
+    def write(self, whole: Tensor, part: Tensor) -> None:
+        """Write (N, T, ·) into its place in (B, T, H, ·)."""
+        view = whole[self.rows, :, self.heads].transpose(1, 2)
+        view.copy_(part.view(view.shape))
+
+    def write_state(self, whole: Tensor, part: Tensor) -> None:
+        view = whole[self.rows, self.heads]
+        view.copy_(part.view(view.shape))
+
+    def operands(
+        self, q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, log_decay: Tensor | None, state: Tensor | None
+    ) -> Operands:
+        # Products of two float16 Gram matrices leave the range of float16 where the result does not.
+        dtype = torch.float32 if v.dtype == torch.float16 else v.dtype
+        return Operands(
+            tuple(self.flat(x, dtype) for x in q),
+            tuple(self.flat(x, dtype) for x in k),
+            self.flat(v, dtype),
+            None if log_decay is None else self.flat(log_decay, torch.float64),
+            None if state is None else self.state(state, torch.promote_types(dtype, torch.float32)),
+        )
 
 
-def _lay_flat(q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, g: Tensor | None, s: Tensor | None) -> Operands:
-    # Products of two float16 Gram matrices leave float16's range where the result does not.
-    dtype = torch.float32 if v.dtype == torch.float16 else v.dtype
-    return Operands(
-        tuple(_flat(x, dtype) for x in q),
-        tuple(_flat(x, dtype) for x in k),
-        _flat(v, dtype),
-        None if g is None else _flat(g, g.dtype),
-        None if s is None else s.to(torch.promote_types(dtype, torch.float32)).flatten(0, 1),
-    )
+def _groups(v: Tensor, chunk: int) -> list[_Group]:
+    """Cut (B, T, H, V) into groups: everything on an accelerator, a cacheful of Gram tiles on a CPU."""
+    batch, time, heads, _ = v.shape
+    size = batch * heads
+    if v.device.type == "cpu":
+        steps = min(time, chunk)
+        tile = max(1, min(steps, TILE) * steps * v.element_size())
+        size = torch.get_num_threads() * max(1, WORKING_SET // tile)
+    if size >= heads:
+        rows = size // max(1, heads)
+        return [_Group(slice(b, b + rows), slice(None)) for b in range(0, batch, max(1, rows))]
+    return [_Group(slice(b, b + 1), slice(h, h + size)) for b in range(batch) for h in range(0, heads, size)]
 
 
 def forward(
@@ -35,51 +69,40 @@ def forward(
     chunk: int, final: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return y (B, T, H, V) and, if `final`, the state (B, H, K, V)."""
-    batch, time, heads, _ = v.shape
+    batch, time, heads, value = v.shape
+    y, s = torch.empty(v.shape, dtype=v.dtype, device=v.device), None
+    if final:
+        wide = torch.promote_types(v.dtype, torch.float32)
+        width = math.prod(x.shape[-1] for x in k)
+        s = torch.empty(batch, heads, width, value, dtype=wide, device=v.device)
     with torch.autocast(v.device.type, enabled=False):
-        x = _lay_flat(q, k, v, log_decay, state)
-        if time == 1:
-            y, s = chunked.step(x)
-        else:
-            parts = [chunked.forward(part, chunk, final) for part in x.groups(group_size(x.v, chunk))]
-            y, s = (_joined([part[i] for part in parts]) for i in (0, 1))
-        assert y is not None
-        y = y.unflatten(0, (batch, heads)).transpose(1, 2).to(v.dtype)
-        return y, s.unflatten(0, (batch, heads)) if final and s is not None else None
-
-
-def _joined(parts: list[Tensor | None]) -> Tensor | None:
-    kept = [part for part in parts if part is not None]
-    return None if not kept else kept[0] if len(kept) == 1 else torch.cat(kept)
+        for group in _groups(v, chunk):
+            x = group.operands(q, k, v, log_decay, state)
+            y_part, s_part = chunked.step(x) if time == 1 else chunked.forward(x, chunk, final)
+            group.write(y, y_part)
+            if s is not None and s_part is not None:
+                group.write_state(s, s_part)
+    return y, s
 
 
 def backward(
     q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, log_decay: Tensor | None, state: Tensor | None,
-    dy: Tensor | None, d_state: Tensor | None, chunk: int,
-    state_needed: bool, decay_needed: bool,
+    dy: Tensor | None, d_state: Tensor | None, chunk: int, state_needed: bool, decay_needed: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of v, log_decay, state, and every branch of q and k, each like its operand."""
-    batch, _, heads, _ = v.shape
+    wanted = (v, log_decay if decay_needed else None, state if state_needed else None, *q, *k)
+    grads = tuple(None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted)
     with torch.autocast(v.device.type, enabled=False):
-        x = _lay_flat(q, k, v, log_decay, state)
-        dy = None if dy is None else _flat(dy, x.v.dtype)
-        d_state = None if d_state is None else d_state.flatten(0, 1)
-        size = group_size(x.v, chunk)
-        parts = []
-        for i, part in enumerate(x.groups(size)):
-            here = slice(i * size, (i + 1) * size)
-            d_y, d_s = (None if d is None else d[here] for d in (dy, d_state))
-            grads = chunked.backward(part, d_y, d_s, chunk, state_needed, decay_needed)
-            parts.append((grads.v, grads.log_decay, grads.state, *grads.q, *grads.k))
-        joined = [_joined(list(column)) for column in zip(*parts, strict=True)]
-
-    def like(grad: Tensor | None, operand: Tensor | None) -> Tensor | None:
-        if grad is None or operand is None:
-            return None
-        grad = grad.unflatten(0, (batch, heads))
-        return (grad if operand is state else grad.transpose(1, 2)).to(operand.dtype)
-
-    return tuple(like(g, o) for g, o in zip(joined, (v, log_decay, state, *q, *k), strict=True))
+        for group in _groups(v, chunk):
+            x = group.operands(q, k, v, log_decay, state)
+            d_y = None if dy is None else group.flat(dy, x.v.dtype)
+            d_s = None if d_state is None else group.state(d_state, x.wide)
+            found = chunked.backward(x, d_y, d_s, chunk, state_needed, decay_needed)
+            parts = (found.v, found.log_decay, found.state, *found.q, *found.k)
+            for i, (whole, part) in enumerate(zip(grads, parts, strict=True)):
+                if whole is not None and part is not None:
+                    (group.write_state if i == 2 else group.write)(whole, part)
+    return grads
 
 
 class LinearAttentionFunction(torch.autograd.Function):
@@ -120,6 +143,10 @@ def _differentiable_backward(
     Second derivatives are for study and tests at small sizes: they cost what the reference costs.
     """
     with torch.autocast(v.device.type, enabled=False):
+        # Views tell apart operands that are one tensor (q and k tied, say): each gets its own share.
+        v, *qk = (x.view_as(x) for x in (v, *q, *k))
+        log_decay, state = (None if x is None else x.view_as(x) for x in (log_decay, state))
+        q, k = tuple(qk[: len(q)]), tuple(qk[len(q) :])
         outputs = recurrence(q, k, v, log_decay, state)
         pairs = [(o, d) for o, d in zip(outputs, (dy, d_state), strict=True) if d is not None]
         wanted = [x for x, need in zip((v, log_decay, state, *q, *k), needed, strict=True) if need]

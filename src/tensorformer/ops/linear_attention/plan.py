@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
-TILE = 128  # rows whose Gram matrices are built at once; also the chunk, where the chunked form pays
-WORKING_SET = 1 << 20  # bytes of one Gram tile on a CPU: it should stay in the cache of the core that made it
+TILE = 64  # rows whose Gram matrices are built at once
+CHUNK = 128  # steps whose features are built at once, and a chunk where the chunked form pays
+WORKING_SET = 1 << 20  # bytes of Gram tiles a CPU thread makes at once, to find them in its cache again
 
 
 class Plan(NamedTuple):
@@ -21,7 +19,7 @@ class Plan(NamedTuple):
 
 
 def auto_chunk(time: int, key_dims: tuple[int, ...], value_dim: int, initial: bool, final: bool) -> int:
-    """Return the cheaper chunk: all of `time` (the quadratic form) or `TILE`.
+    """Return the cheaper chunk: all of `time` (the quadratic form) or `CHUNK`.
 
     A step of the quadratic form costs time·σ multiply-adds forward and backward in proportion, with
     σ = Σ K_r + V; a step of the chunked form reads and writes the state, 2·K·V, and its Gram matrices are
@@ -29,7 +27,7 @@ def auto_chunk(time: int, key_dims: tuple[int, ...], value_dim: int, initial: bo
     """
     spared = 4 - 2 * initial - 2 * final
     crossing = spared * math.prod(key_dims) * value_dim / (sum(key_dims) + value_dim)
-    return max(1, time) if time <= max(TILE, crossing) else TILE
+    return max(1, time) if time <= max(CHUNK, crossing) else CHUNK
 
 
 def form(time: int, chunk: int) -> Literal["recurrent", "chunked", "quadratic"]:
@@ -39,15 +37,6 @@ def form(time: int, chunk: int) -> Literal["recurrent", "chunked", "quadratic"]:
     return "quadratic" if chunk >= time else "chunked"
 
 
-def group_size(v: Tensor, chunk: int) -> int:
-    """Return how many heads of v (N, T, V) to take at once: all on an accelerator, a cacheful on a CPU."""
-    if v.device.type != "cpu":
-        return max(1, v.shape[0])
-    steps = min(v.shape[1], chunk)
-    tile = max(1, min(steps, TILE) * steps * v.element_size())
-    return min(max(1, v.shape[0]), max(torch.get_num_threads(), WORKING_SET // tile))
-
-
-def tiles(start: int, stop: int) -> list[tuple[int, int]]:
-    """Cut start..stop into runs of at most `TILE` steps."""
-    return [(s, min(stop, s + TILE)) for s in range(start, stop, TILE)]
+def pieces(length: int, size: int) -> list[tuple[int, int]]:
+    """Cut 0..length into (start, stop) of `size` steps, the last one shorter."""
+    return [(start, min(length, start + size)) for start in range(0, length, size)]
