@@ -6,6 +6,7 @@ import copy
 import itertools
 import pickle
 
+import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorformer.errors import GateError, ShapeError
 from tensorformer.gates import GATES, SCALARS, Gate, Scalar, activation
-from tests.gates.gate_laws import GATE_NAMES, NUMBERS, SCALAR_NAMES, gate, scalar
+from tests.gates.gate_laws import GATE_NAMES, INF, NUMBERS, SCALAR_NAMES, gate, scalar
 
 
 def by_hand(name: str, g: Tensor, u: Tensor) -> Tensor:
@@ -77,16 +78,18 @@ def test_any_layout_and_inputs_left_alone(name: str, size: int, dtype: torch.dty
         before = g.clone(), u.clone()
         h = f(g, u)
         assert h.dtype == dtype
-        assert torch.equal(h, f(g.clone().contiguous(), u.clone().contiguous()))
+        # A vector lane and the odd elements at the end may round differently: a few units in the last place.
+        rtol, atol = 8 * torch.finfo(dtype).eps, 8 * torch.finfo(dtype).smallest_normal
+        torch.testing.assert_close(h, f(g.clone().contiguous(), u.clone().contiguous()), rtol=rtol, atol=atol)
         assert torch.equal(g, before[0])
         assert torch.equal(u, before[1])
-        leaves = [t.detach().clone().requires_grad_() for t in (g, u)]
-        f(leaves[0].T, leaves[1].T).sum().backward()  # a gradient of stride 0
-        strided = [t.grad for t in leaves]
+        leaves = [t.detach().requires_grad_() for t in (g, u)]
+        strided = torch.autograd.grad(f(*leaves).sum(), leaves)  # a gradient of stride 0
         dense = torch.autograd.grad(f(*leaves), leaves, torch.ones_like(h))
         for a, b in zip(strided, dense, strict=True):
-            assert a is not None
-            assert torch.equal(a, b)
+            torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+        assert torch.equal(g, before[0])
+        assert torch.equal(u, before[1])
 
 
 @pytest.mark.parametrize("name", GATE_NAMES)
@@ -141,6 +144,10 @@ def test_situ_without_lambda() -> None:
     f = GATES["situ"].bind(beta=4.0, linear_beta=None)
     assert torch.equal(f(g, u), f.gate(g) * u)
     assert f.value.degree == 1
+    assert f.value.oracle([-INF, INF]) == [-mpmath.inf, mpmath.inf]
+    assert repr(f) == "situ(beta=4.0, linear_beta=None)"
+    assert repr(f.bind(beta=torch.ones(3), linear_beta=25)) == "situ(beta=tensor(3,), linear_beta=25.0)"
+    assert f.bind(linear_beta=25.0).value.degree is None
     assert f.value.second_moment == pytest.approx(1.0)
 
 
@@ -163,6 +170,12 @@ def test_what_runs_in_eager_mode() -> None:
         with Recorder() as recorder:
             GATES[name](g, u)
         assert recorder.names == expected
+
+
+def test_meta_tensors_have_a_shape() -> None:
+    g, u = torch.empty(2, 3, 5, device="meta")
+    for name in GATE_NAMES:
+        assert gate(name)(g, u).shape == (3, 5)
 
 
 def test_autocast_changes_nothing() -> None:
@@ -248,7 +261,6 @@ def test_activation() -> None:
         ("swish", {"beta": float("inf")}, "beta must be a finite number >= 0, not inf"),
         ("swish", {"beta": -0.5}, "beta must be a finite number >= 0, not -0.5"),
         ("swiglu_clamped", {"limit": None}, "limit must be a number > 0, not None"),
-        ("swiglu_clamped", {"limit": "7"}, "limit must be a number > 0 or a tensor, not '7'"),
         ("swiglu_clamped", {"limit": True}, "limit must be a number > 0 or a tensor, not True"),
     ],
 )

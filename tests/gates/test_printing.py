@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
+import mpmath
 import pytest
 import sympy
 import torch
@@ -33,7 +35,7 @@ TL = SimpleNamespace(
 )
 
 
-def execute(lines: list[str], **variables: Tensor | float) -> dict:
+def execute(lines: list[str], **variables: Any) -> dict:
     scope = {"tl": TL, **variables}
     exec("\n".join(lines), scope)
     return scope
@@ -115,15 +117,25 @@ def test_a_gate_of_ones_own() -> None:
 
 def test_oracle_takes_floats_lists_and_tensors() -> None:
     gelu = SCALARS["gelu"]
-    assert str(gelu.oracle(-9.0))[:12] == "-1.015733330"[:12] or float(gelu.oracle(-9.0)) == pytest.approx(
-        -1.0157e-18, rel=1e-3
-    )
+    # Φ(−9)·(−9), from tables of the normal distribution: 1.128588405953840e-19.
+    assert float(gelu.oracle(-9.0)) == pytest.approx(-9 * 1.128588405953840e-19, rel=1e-13)
     assert gelu.oracle([-1.0, 2.0]) == [gelu.oracle(-1.0), gelu.oracle(2.0)]
     assert gelu.oracle(torch.tensor([[-1.0], [2.0]])) == gelu.oracle([-1.0, 2.0])
     assert gelu.oracle(torch.tensor(2.0)) == gelu.oracle(2.0)
     assert float(SCALARS["softcap"].bind(c=30.0).oracle(INF)) == 30.0
     with pytest.raises(GateError, match="plain numbers"):
         SCALARS["swish"].bind(beta=torch.ones(2)).oracle(1.0)
+
+
+def test_oracle_has_its_digits_in_the_tail() -> None:
+    """By integrating the density: erfc through 2 − erfc, SymPy's habit, would leave nine digits here."""
+    with mpmath.workdps(60):
+        # The density at 16 in front: mpmath's quadrature stops at an absolute error.
+        ratio = mpmath.quad(lambda s: mpmath.exp(-16 * s - s * s / 2), [mpmath.mpf(k) / 4 for k in range(41)])
+        tail = ratio * mpmath.exp(-128) / mpmath.sqrt(2 * mpmath.pi)
+        assert abs(SCALARS["gelu"].oracle(-16.0) / (-16 * tail) - 1) < mpmath.mpf(10) ** -48
+        # 1 − σ(400) is e⁻⁴⁰⁰: 174 digits cancel before the first that counts.
+        assert abs(SCALARS["sigmoid"].oracle(400.0, order=1) * mpmath.exp(400) - 1) < mpmath.mpf(10) ** -48
 
 
 def run(code: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import mpmath
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,8 +58,8 @@ def test_second_derivative_has_limits(name: str) -> None:
         x = grid(dtype)[:-1].requires_grad_()
         (first,) = torch.autograd.grad(scalar(name)(x).sum(), x, create_graph=True)
         if first.requires_grad:
-            (second,) = torch.autograd.grad(first[first.isfinite()].sum(), x)
-            assert second.isfinite().all()
+            (second,) = torch.autograd.grad(first[first.isfinite()].sum(), x, allow_unused=True)
+            assert second is None or second.isfinite().all()
 
 
 @pytest.mark.parametrize("name", SCALAR_NAMES)
@@ -89,8 +88,7 @@ def test_declared_derivative_is_the_numerical_one(name: str) -> None:
     f = scalar(name)
     for x in (-4.1, -1.3, -0.2, 0.4, 2.2, 6.1, 8.3):
         with mpmath.workdps(60):
-            h = mpmath.mpf(10) ** -15
-            # Steps exact in binary: the oracle takes floats, so the difference is taken on the formula's own grid.
+            # The oracle takes floats, so the step is one: exact in binary, and the points are as well.
             h = mpmath.mpf(2) ** -20
             exact = f.oracle(x, digits=50, order=1)
             near = [f.oracle(x + float(k * h), digits=50) for k in (-2, -1, 1, 2)]
@@ -175,6 +173,9 @@ def test_swish_goes_from_half_of_x_to_silu() -> None:
     x = torch.randn(1000, dtype=torch.float64)
     zero = SCALARS["swish"].bind(beta=0.0)
     assert torch.equal(zero(x), x / 2)
+    ends = torch.tensor([-INF, INF])
+    assert torch.equal(zero(ends), ends)
+    assert zero.oracle(ends) == [-mpmath.inf, mpmath.inf]
     assert (zero.degree, SCALARS["swish"].bind(beta=1.0).degree) == (1, None)
     assert torch.equal(SCALARS["swish"].bind(beta=1.0)(x), x * torch.sigmoid(x))
     assert torch.equal(SCALARS["swish"].bind(beta=1.702)(x), SCALARS["gelu_quick"](x))
@@ -187,23 +188,13 @@ def test_second_moment(name: str) -> None:
     square = f(z).square()
     deviation = 5 * square.std().item() / math.sqrt(z.numel())
     assert abs(square.mean().item() - f.second_moment) < deviation
-    if name not in (
-        "relu",
-        "relu2",
-        "hard_swish",
-        "clip",
-        "clip_plus_one",
-        "cap_after_silu",
-        "silu_capped",
-        "swish_capped",
-    ):
-        at, weight = np.polynomial.hermite_e.hermegauss(120)
-        hermite = (f(torch.tensor(at)).square().numpy() * weight).sum() / math.sqrt(2 * math.pi)
-        assert math.isclose(hermite, f.second_moment, rel_tol=1e-7)
+    # The trapezium rule, which knows nothing of panels: exact for smooth functions, h² at a kink.
+    t = torch.linspace(-14, 14, 280_001, dtype=torch.float64)
+    density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
+    assert math.isclose(torch.trapezoid(f(t).square() * density, t).item(), f.second_moment, rel_tol=1e-7)
 
 
 def test_second_moments_in_closed_form() -> None:
-    # E[(zΦ(z))²] = 1/3 + 1/(2π√3)·… has no short form; these have.
     for name, exact in (("identity", 1.0), ("relu", 0.5), ("relu2", 1.5)):
         assert math.isclose(SCALARS[name].second_moment, exact, rel_tol=1e-11)
     # A clip at L: 1 − 2(Lφ(L) + (1 − L²)Q(L)), Q the upper tail; a kink off every grid.
@@ -211,6 +202,11 @@ def test_second_moments_in_closed_form() -> None:
     density, tail = math.exp(-(limit**2) / 2) / math.sqrt(2 * math.pi), math.erfc(limit / math.sqrt(2)) / 2
     exact = 1 - 2 * (limit * density + (1 - limit**2) * tail)
     assert math.isclose(SCALARS["clip"].bind(limit=limit).second_moment, exact, rel_tol=1e-9)
+
+
+def test_second_moment_does_not_depend_on_the_default_device() -> None:
+    with torch.device("meta"):
+        assert SCALARS["softcap"].bind(c=1e6).second_moment == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", SCALAR_NAMES)

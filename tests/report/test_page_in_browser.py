@@ -55,7 +55,7 @@ def test_the_key_brings_one_variant_out(browser: Browser, page: Path) -> None:
     tab.locator(".chart svg").nth(5).wait_for(state="attached")
     faint = tab.locator("#chart-curves .mark-line path[opacity='0.1']")
     assert faint.count() == 0
-    button = tab.locator(".key button").nth(1)
+    button = tab.locator(".legend button").nth(1)
     button.click()
     faint.nth(3).wait_for(state="attached")
     assert faint.count() == 4

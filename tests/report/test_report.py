@@ -212,11 +212,10 @@ def test_one_seed_one_context_and_no_data_to_match(tmp_path: Path) -> None:
     made = bare({"a": "", "b": ""}, seeds=1)
     (tmp_path / "data_to_match.png").write_bytes(b"of an earlier report")
     reader = Reader(write_report(made, tmp_path))
-    assert "One seed: there is no interval and no verdict." in reader.words
-    assert "undecided (" not in reader.words.split("Notes")[0] or "one seed has no interval" in reader.words
+    assert "one seed has no interval" in reader.words
+    assert "t-intervals" not in reader.words
     assert "±" not in " ".join(reader.rows[1] + reader.rows[2])
     assert "Data to match is absent" in reader.words
-    assert "Nothing was matched" in reader.words
     assert {len(row) for row in reader.rows[:3]} == {9}
     assert {p.stem for p in tmp_path.glob("*.png")} == PNGS - {"data_to_match"}
 
@@ -252,6 +251,21 @@ def test_a_chosen_rate_at_the_end_of_the_grid_is_said() -> None:
     assert [note for note in said if "largest tried" in note] == [
         "b: the chosen learning rate, 0.004, is the largest tried; a better one may lie beyond."
     ]
+
+
+@pytest.mark.parametrize(("needed", "said"), [(9, "≈ 9 seeds"), (None, "over 1,000 seeds")])
+def test_a_lucky_verdict_is_said(needed: int | None, said: str) -> None:
+    made = make_comparison({"a": "", "b": "", "c": "", "d": ""})
+    assert not [note for note in words.notes(made) if "luck" in note]
+    worse = made.variants[3]
+    assert worse.difference is not None
+    assert worse.difference.verdict == "worse"
+    difference = msgspec.structs.replace(worse.difference, seeds_to_decide=needed)
+    variants = [*made.variants[:3], msgspec.structs.replace(worse, difference=difference)]
+    found = [note for note in words.notes(msgspec.structs.replace(made, variants=variants)) if "luck" in note]
+    assert len(found) == 1
+    assert found[0].startswith("d: the verdict “worse” came with luck")
+    assert said in found[0]
 
 
 def test_every_variant_looks_different() -> None:

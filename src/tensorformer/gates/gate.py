@@ -19,7 +19,7 @@ Rule = Literal["> 0", ">= 0", "> 0 or None"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Scalar:
     """A scalar activation: one formula, from which its torch function, derivatives, degree and oracle follow.
 
@@ -29,7 +29,8 @@ class Scalar:
         limits: its limits at −∞ and +∞, as formulas of the parameters.
         source: where the formula comes from: an arXiv number, or the model and its file.
         needs: parameters and their ranges; none has a default.
-        without: the formula that holds when the parameter that may be None is None.
+        without: the formula and the limits that hold where a parameter that may be None is None, or one that may
+            be zero is zero.
         parameters: the values bound so far; use :meth:`bind`.
     """
 
@@ -38,16 +39,25 @@ class Scalar:
     limits: tuple[str, str]
     source: str
     needs: Mapping[str, Rule] = field(default_factory=dict)
-    without: str | None = None
+    without: tuple[str, tuple[str, str]] | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    _written: tuple[str, tuple[str, ...]] = field(init=False, repr=False)  # the formula that holds, its parameters
-    _given: tuple[Any, ...] = field(init=False, repr=False)  # their values, in that order
+    # What holds with these parameters: the formula, the limits, the names in them, and their values.
+    _formula: str = field(init=False)
+    _limits: tuple[str, str] = field(init=False)
+    _names: tuple[str, ...] = field(init=False)
+    _given: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        absent = [n for n, v in self.parameters.items() if v is None]
-        names = tuple(n for n in self.needs if n not in absent)
-        object.__setattr__(self, "_written", ((self.without if absent else None) or self.formula, names))
-        object.__setattr__(self, "_given", tuple(v for v in self.parameters.values() if v is not None))
+        parameters = self.parameters.items()
+        absent = [n for n, v in parameters if v is None or (not isinstance(v, Tensor) and v == 0)]
+        formula, limits = self.without if absent and self.without else (self.formula, self.limits)
+        object.__setattr__(self, "_formula", formula)
+        object.__setattr__(self, "_limits", limits)
+        object.__setattr__(self, "_names", tuple(n for n in self.needs if n not in absent))
+        object.__setattr__(self, "_given", tuple(v for n, v in parameters if n not in absent))
+
+    def __repr__(self) -> str:
+        return described(self.name, self.parameters)
 
     def __call__(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the function at ``x``.
@@ -85,7 +95,7 @@ class Scalar:
         """The formula as a SymPy expression in ``x`` and the parameters."""
         from tensorformer.gates import expr
 
-        return expr.parse(*self._written)
+        return expr.parse(self._formula, self._names)
 
     @property
     def derivative_expr(self) -> Any:
@@ -106,7 +116,7 @@ class Scalar:
         """The degree as a polynomial in ``x``; None where it is not one."""
         from tensorformer.gates import expr
 
-        return expr.degree(self.expr, self.parameters)
+        return expr.degree(self.expr)
 
     @property
     def second_moment(self) -> float:
@@ -114,8 +124,7 @@ class Scalar:
         from tensorformer.gates import oracle
 
         self._require()
-        formula, names = self._written
-        return oracle.second_moment(formula, names, self._floats())
+        return oracle.second_moment(self._formula, self._names, self._floats())
 
     def oracle(self, x: float | Sequence[float] | Tensor, digits: int = 50, order: int = 0) -> Any:
         """Return the function, or a derivative of it, computed with mpmath from the same formula.
@@ -131,12 +140,11 @@ class Scalar:
         from tensorformer.gates import oracle
 
         self._require()
-        formula, names = self._written
         values = x.detach().flatten().tolist() if isinstance(x, Tensor) and x.dim() else x
         floats = self._floats()
 
         def at(v: float) -> Any:
-            return oracle.evaluate(formula, names, floats, self.limits, float(v), digits, order)
+            return oracle.evaluate(self._formula, self._names, floats, self._limits, float(v), digits, order)
 
         return [at(v) for v in values] if isinstance(values, Sequence) else at(float(values))
 
@@ -160,12 +168,12 @@ class Scalar:
         return printers.triton_lines({n: e.subs(expr.x, symbol) for n, e in outputs.items()}, f"{x}_")
 
     def _kernel(self, x: Tensor) -> Kernel:
-        self._require()
+        if self.needs:
+            self._require()
         for v in self._given:
             if isinstance(v, Tensor) and torch.broadcast_shapes(v.shape, x.shape) != x.shape:
                 raise ShapeError(f"{self.name}: a parameter of shape {tuple(v.shape)} does not fit {tuple(x.shape)}")
-        formula, names = self._written
-        return kernel(formula, ("x", *names))
+        return kernel(self._formula, ("x", *self._names))
 
     def _require(self) -> None:
         if len(self.parameters) != len(self.needs):
@@ -179,7 +187,7 @@ class Scalar:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gate:
     """A gated activation φ(g)·ψ(u).
 
@@ -197,6 +205,9 @@ class Gate:
     source: str
     models: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return described(self.name, self.parameters)
+
     def __call__(self, g: Float[Tensor, "*shape"], u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return φ(g)·ψ(u).
 
@@ -210,7 +221,8 @@ class Gate:
         Raises:
             GateError: a parameter is not bound.
         """
-        return self.gate(g) * self.value(u)
+        # The linear branch as it is: most gates have one, and a small layer notices every call.
+        return (g if self.gate._formula == "x" else self.gate(g)) * (u if self.value._formula == "x" else self.value(u))
 
     @property
     def needs(self) -> Mapping[str, Rule]:
@@ -276,6 +288,14 @@ class Gate:
             for n, a, b in (("dg", "d_g", "f_u"), ("du", "d_u", "f_g")):
                 lines.append(f"{n} = {names[b]}" if names[a] == "1.0" else f"{n} = {names[a]}*{names[b]}")
         return lines
+
+
+def described(name: str, parameters: Mapping[str, Parameter]) -> str:
+    """Return ``name(parameter=value, …)``; a tensor is given by its shape."""
+    given = ", ".join(
+        f"{n}={f'tensor{tuple(v.shape)}' if isinstance(v, Tensor) else repr(v)}" for n, v in parameters.items()
+    )
+    return f"{name}({given})" if given else name
 
 
 def checked(name: str, needs: Mapping[str, Rule], given: Mapping[str, Parameter]) -> dict[str, Parameter]:

@@ -66,7 +66,7 @@ class Kernel:
         compiling = torch.compiler.is_compiling()
         if not compiling and _transforming():
             return _Transformable.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
-        if compiling or any(isinstance(p, Tensor) for p in parameters):
+        if compiling or (parameters and any(isinstance(p, Tensor) for p in parameters)):
             return _Elementwise.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
         return _Eager.apply(self, x, parameters)  # pyright: ignore[reportReturnType]
 
@@ -80,7 +80,7 @@ class Kernel:
         """Return the value, and whether it is finite throughout, which spares a pass here and one in ``pull``."""
         if self.native is not None and self.native.wild and type(x) in _PLAIN and x.device.type == "cpu":
             y = self.native.value(x)
-            # A third of a clamp; where memory is not the processor's own, asking would wait for the device.
+            # One reading pass, half the price of a clamp. On another device, asking would wait for it.
             if math.isfinite(y.sum().item()):
                 return y, True
         return self.value(x, *parameters), False
@@ -90,8 +90,10 @@ class Kernel:
         # create_graph: each factor must stay differentiable. (A compiled graph has no second backward.)
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if self.native is not None and self.native.pull is not None and index == 0 and not again:
-            top = torch.finfo(x.dtype).max
-            return self.native.pull(grad, x if calm or not self.native.wild else x.clamp(-top, top))
+            if self.native.wild and not calm:
+                top = torch.finfo(x.dtype).max
+                x = x.clamp(-top, top)
+            return self.native.pull(grad, x)
         slope = self.partial(index)
         if slope.is_zero:
             return None
@@ -194,9 +196,6 @@ def _arguments(ctx: Any) -> list[Any]:
     return [next(tensors) if number is None else number for number in ctx.numbers]
 
 
-# --- what torch computes in one pass -------------------------------------------------------------------------
-
-
 # Keyed by the printed expression, so that a formula written anywhere finds its one-pass form.
 _WIDE = (torch.float32, torch.float64)
 _ANY = (*_WIDE, torch.bfloat16, torch.float16)
@@ -207,7 +206,7 @@ _NATIVE = {
     # In bfloat16 torch takes σ' = y(1 − y) from the rounded y: a quarter off at x = 5.
     "sigmoid(x)": _Native(torch.sigmoid, differentiable=_WIDE),
     "tanh(x)": _Native(torch.tanh, differentiable=_WIDE),
-    "x*sigmoid(x)": _Native(F.silu, torch.ops.aten.silu_backward, wild=True),
+    "x*sigmoid(x)": _Native(F.silu, torch.ops.aten.silu_backward.default, wild=True),
 }
 
 _SLOTS: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {}
@@ -219,7 +218,6 @@ def kernel(formula: str, names: tuple[str, ...], path: tuple[str, ...] = ()) -> 
     return getattr(_BUILT, _slot(formula, names, path))
 
 
-@torch.compiler.assume_constant_result
 def _slot(formula: str, names: tuple[str, ...], path: tuple[str, ...]) -> str:
     """Return the kernel's attribute, building it if need be: under torch.compile this runs at once, untraced."""
     key = (formula, names, path)
@@ -228,3 +226,7 @@ def _slot(formula: str, names: tuple[str, ...], path: tuple[str, ...]) -> str:
         setattr(_BUILT, slot, Kernel(formula, names, path))
         _SLOTS[key] = slot
     return _SLOTS[key]
+
+
+# What torch.compiler.assume_constant_result does, without its import of torch._dynamo, and with that of SymPy.
+_slot._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]

@@ -112,7 +112,7 @@ class _Printer:
 
 
 def _is_inverse(factor: Any) -> bool:
-    return factor.is_Pow and not factor.is_number and factor.exp.is_Integer and factor.exp < 0
+    return bool(factor.is_Pow and not factor.is_number and factor.exp.is_Integer and factor.exp < 0)
 
 
 # `above` and `within` go through sign: torch's comparisons and `where` on CPU cost ten times as much.

@@ -16,7 +16,8 @@ from torch import nn
 
 from tensorformer.nn.feedforward import FeedForward
 
-EMBEDDING_STD = 0.02
+EMBEDDING_STD = 0.3
+HEAD_STD = 0.02
 DECAY_GATE_BIAS = 4.0  # σ(4) = 0.982: a memory of some fifty tokens to begin with
 
 
@@ -33,7 +34,7 @@ def initialise(model: nn.Module, seed: int) -> None:
         elif isinstance(module, nn.Linear):
             name = path.rpartition(".")[2]
             if name == "head":
-                std = EMBEDDING_STD
+                std = HEAD_STD
             elif name in ("o_proj", "down_proj"):
                 std = 1 / (depth * math.sqrt(module.in_features * _second_moment(model, path)))
             else:

@@ -85,7 +85,7 @@ def figures(comparison: Comparison) -> list[Figure]:
             "Loss against context length",
             charts.contexts,
             _spoken_contexts(comparison),
-            f"Final loss on windows of this length. {bars}{apart}",
+            f"Final loss when the same text is cut into windows of this length. {bars}{apart}",
         )
     if series.curves(comparison):
         add(
@@ -103,7 +103,7 @@ def figures(comparison: Comparison) -> list[Figure]:
             charts.data_to_match,
             f"Line chart of {name}’s final loss by training tokens, with every variant’s final loss beside it.",
             f"Line: {name} trained on less and on more. A dashed line leads from a variant to the training length at",
-            f"which {name} has the same loss.",
+            f"which {name} has the same loss; where there is none, that length is outside the measured ones.",
         )
     return found
 

@@ -169,7 +169,8 @@ def _caption(comparison: Comparison) -> str:
     spread = "± and … are 95 % intervals over seeds" if len(comparison.seeds) > 1 else "one seed, so no intervals"
     under = {"params": "parameters", "flops": "compute", "none": ""}[comparison.match]
     apart = f"; under {under}, the distance from the baseline" if under and len(comparison.variants) > 1 else ""
-    return f"Final validation loss after {comparison.tokens:,} training tokens; {spread}{apart}."
+    text = f"Final validation loss after {comparison.tokens:,} training tokens in windows of {comparison.context:,}"
+    return f"{text}; {spread}{apart}."
 
 
 def _detail(comparison: Comparison, variant: Variant) -> Detail:
@@ -181,9 +182,11 @@ def _detail(comparison: Comparison, variant: Variant) -> Detail:
         ("Step", f"{q.duration(variant.step_seconds)}, median of the timing pass"),
     ]
     if variant.difference is not None and variant.difference.p_different is not None:
+        needed = variant.difference.seeds_to_decide
         facts += [
             ("Different", f"p = {q.probability(variant.difference.p_different)}, two-sided, after Holm"),
             ("Same within δ", f"p = {q.probability(variant.difference.p_same)}, two one-sided, after Holm"),
+            ("Seeds to decide", "over 1,000" if needed is None else f"{needed:,}, in 8 of 10 experiments"),
         ]
     heads, rows = table.seed_lines(comparison, variant)
     return Detail(variant, facts, heads, rows, escape.fence(variant.config))

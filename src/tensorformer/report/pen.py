@@ -43,8 +43,9 @@ class Pen:
         return self.theme.colours[name]
 
     def _legend(self, of: str) -> alt.Legend:
-        columns = 4 if max(map(len, self.names)) < 18 else 2
-        look: dict[str, Any] = {"title": None, "orient": "bottom", "columns": columns, "labelLimit": 480 // columns}
+        longest = max(map(len, self.names))
+        columns = max(1, min(4, 600 // (40 + 6 * longest)))  # of a picture 600 wide, letters of about 6
+        look: dict[str, Any] = {"title": None, "orient": "bottom", "columns": columns, "labelLimit": 260}
         if of == "line":
             look |= {"symbolType": "stroke", "symbolSize": 300}
         return alt.Legend(symbolOpacity=1, **look)

@@ -15,6 +15,8 @@ UNKNOWN_DECIMALS = 4  # where no interval says how many digits mean something
 
 def number(value: float, decimals: int) -> str:
     """Return ``value`` with fixed ``decimals``, thousands grouped; zero has no sign."""
+    if not math.isfinite(value):
+        return "diverged"
     text = f"{value:,.{decimals}f}"
     if text.startswith("-"):
         return MINUS + text[1:] if text.strip("-0.,") else text[1:]

@@ -8,7 +8,7 @@ from tensorformer.report import quantities as q
 Row = dict[str, str | float]
 
 HIDDEN_SHARE = 0.2  # of the tokens, at the start of a curve: there the loss falls too far to read the end beside it
-LONGEST_LABEL = 31  # characters of a name in a legend
+LONGEST_LABEL = 25  # characters of a name in a legend
 FEWEST_POINTS = 3  # on every curve, else the start is drawn too
 
 

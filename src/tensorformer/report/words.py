@@ -74,40 +74,38 @@ def answer(comparison: Comparison) -> str:
     return f"{head}: {'; '.join(parts)}."
 
 
-def matching(comparison: Comparison) -> str:
-    """Return how the variants were made comparable, and how far they still are apart."""
-    if comparison.match == "none":
-        return (
-            "Nothing was matched: the variants differ in parameters and in FLOPs, so a difference may be one of size."
-        )
-    what = {"params": "parameters", "flops": "training FLOPs per token"}[comparison.match]
-    others = [v for v in comparison.variants if v.name != comparison.baseline]
-    text = f"Matched in {what}: widths were solved for, to within {100 * comparison.tolerance:g} % of the baseline"
-    if not others:
-        return f"{text}."
-    far = max(others, key=lambda v: abs(v.remainder))
-    return f"{text}; the largest remainder is {q.percent(far.remainder)} ({far.name})."
-
-
 def inference(comparison: Comparison) -> list[str]:
     """Return how the intervals and verdicts were made."""
-    seeds = len(comparison.seeds)
-    if seeds < 2:
-        return [
-            "One seed: there is no interval and no verdict. A difference here may be chance; add seeds to the recipe."
-        ]
-    plural = count(seeds, "seed")
     return [
-        f"Intervals are {LEVEL} t-intervals over {plural}. A seed fixes the order of the tokens for all variants "
-        "alike, so a difference is taken seed by seed; its interval is often narrower than those of the two losses.",
-        "A variant is better or worse when a two-sided paired t-test finds a difference at 5\u202f%; it is the same "
-        f"when two one-sided tests put the difference inside ±δ = {comparison.delta:g} nats per token, below which the "
-        "recipe says that a difference does not matter; else it is undecided, which is not the same as equal.",
+        f"Intervals are {LEVEL} t-intervals over {count(len(comparison.seeds), 'seed')}. A difference is taken seed by "
+        "seed, because a seed fixes the order of the tokens for all variants alike; its interval is often narrower "
+        "than those of the two losses.",
+        f"A variant is the same when two one-sided tests put its difference inside ±δ = {comparison.delta:g} nats per "
+        "token, below which the recipe says that a difference does not matter, be it significant or not. Otherwise it "
+        "is better or worse when a two-sided paired t-test finds a difference at 5\u202f%, and undecided when neither "
+        "test does, which is not the same as equal.",
         "Both tests are corrected for the number of variants by Holm’s method. The intervals are not corrected: one "
         "that leaves out zero may stand beside “undecided”.",
         "“≈ N seeds would decide” is the total that would settle it in 8 of 10 experiments, if the difference and "
         "its spread are as measured.",
     ]
+
+
+def lucky(comparison: Comparison) -> list[str]:
+    """Return a warning for each verdict that would take more seeds to find again in 8 of 10 experiments."""
+    found = []
+    for variant in series.ordered(comparison):
+        difference = variant.difference
+        if difference is None or difference.verdict == "undecided" or difference.estimate.low is None:
+            continue
+        needed = difference.seeds_to_decide
+        if needed is None or needed > difference.estimate.n:
+            seeds = "over 1,000 seeds" if needed is None else f"≈ {needed:,} seeds"
+            found.append(
+                f"{variant.name}: the verdict “{difference.verdict}” came with luck; "
+                f"to find it in 8 of 10 experiments would take {seeds}."
+            )
+    return found
 
 
 def edges(comparison: Comparison) -> list[str]:
@@ -133,23 +131,19 @@ def notes(comparison: Comparison) -> list[str]:
     Returns:
         The comparison's own notes first, then how it was judged; plain text, not escaped.
     """
-    found = [*comparison.notes, matching(comparison)]
-    found.append(
-        f"All variants read the same {comparison.tokens:,} tokens in the same order, seed by seed, in windows of "
-        f"{comparison.context:,} tokens; losses are means over the validation part, in nats per token."
-    )
+    found = [*comparison.notes]
     others = [v for v in comparison.variants if v.name != comparison.baseline]
-    if others:
+    if others and len(comparison.seeds) > 1:
         found += inference(comparison)
-        if all(v.data_to_match is None for v in others):
-            found.append(
-                "Data to match is absent: the baseline was trained at one length only. "
-                "Set data_to_match = true under [compare] to have it."
-            )
-        else:
-            found.append(
-                "Data to match is the training data a variant needs for the baseline’s loss, relative to the baseline, "
-                "read from the baseline’s own losses at other training lengths; “<” and “>” mark where those lengths "
-                "end before the answer. Time to match is the same in training time."
-            )
-    return found + edges(comparison)
+    if others and all(v.data_to_match is None for v in others):
+        found.append(
+            "Data to match is absent: the baseline was trained at one length only. "
+            "Set data_to_match = true under [compare] to have it."
+        )
+    elif others:
+        found.append(
+            "Data to match is the training data a variant needs for the baseline’s loss, relative to the baseline, "
+            "read from the baseline’s own losses at other training lengths; “<” and “>” mark where those lengths "
+            "end before the answer. Time to match multiplies it by the ratio of the measured times of a step."
+        )
+    return found + lucky(comparison) + edges(comparison)

@@ -44,9 +44,7 @@ class Operands(NamedTuple):
         return None if self.log_decay is None else Decay(self.log_decay, self.v.dtype)
 
 
-def forward(
-    x: Operands, chunk: int, final: bool
-) -> tuple[Float[Tensor, "n t v"], Float[Tensor, "n k v"] | None]:
+def forward(x: Operands, chunk: int, final: bool) -> tuple[Float[Tensor, "n t v"], Float[Tensor, "n k v"] | None]:
     """Return y and, if `final`, the state after the last step."""
     time = x.v.shape[1]
     y = torch.empty_like(x.v)
@@ -118,7 +116,7 @@ def backward(
             _keys_grad(grads.steps(first, last), part, decay, ds)
             if grads.log_decay is not None and decay is not None and (s := states.pop()) is not None:
                 whole = (s * ds).sum((1, 2)).unsqueeze(1) * decay.whole().squeeze(2)
-                grads.log_decay[:, first:last] += whole
+                grads.log_decay[:, first:last].add_(whole)
         elif states:
             states.pop()
         if dy is not None and (first > 0 or state_needed):
@@ -146,7 +144,7 @@ def _outputs(y: Float[Tensor, "n c v"], x: Operands, decay: Decay | None, s: Ten
         s = s.to(x.v.dtype).mT
         for start, stop in pieces(y.shape[1], CHUNK):
             met = torch.bmm(s, blocks.features(x.steps(start, stop).q)).mT
-            y[:, start:stop] += met if decay is None else met.mul_(decay.into(start, stop))
+            y[:, start:stop].add_(met if decay is None else met.mul_(decay.into(start, stop)))
 
 
 def _advance(
@@ -186,7 +184,7 @@ def _within_grad(grads: Operands, x: Operands, dy: Float[Tensor, "n c v"], decay
             dq, dk, dv, _ = blocks.attend_grad(tile.q, near.k, near.v, d_out, True)
             _add(into.q, dq)
             _add(grads.steps(0, stop).k, dk)
-            grads.v[:, :stop] += dv
+            grads.v[:, :stop].add_(dv)
             continue
         mask = decay.pairs(start, stop)
         dq, dk, dv, product = blocks.attend_grad(
@@ -203,10 +201,10 @@ def _within_grad(grads: Operands, x: Operands, dy: Float[Tensor, "n c v"], decay
             dq, dk, dv, _ = blocks.attend_grad(tile.q, past.k, values, d_out * decay.rows(start, stop), False)
             _add(into.q, dq)
             _add(grads.steps(0, start).k, dk)
-            grads.v[:, :start] += dv * columns
+            grads.v[:, :start].add_(dv * columns)
             if grads.log_decay is not None:
-                grads.log_decay[:, :start] += blocks.decays_after(values, dv)
-                grads.log_decay[:, start:stop] += blocks.decays_before(tile.q[0], dq[0])
+                grads.log_decay[:, :start].add_(blocks.decays_after(values, dv))
+                grads.log_decay[:, start:stop].add_(blocks.decays_before(tile.q[0], dq[0]))
 
 
 def _queries_grad(

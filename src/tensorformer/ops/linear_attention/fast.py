@@ -37,7 +37,12 @@ class _Group(NamedTuple):
         view.copy_(part.view(view.shape))
 
     def operands(
-        self, q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, log_decay: Tensor | None, state: Tensor | None
+        self,
+        q: tuple[Tensor, ...],
+        k: tuple[Tensor, ...],
+        v: Tensor,
+        log_decay: Tensor | None,
+        state: Tensor | None,
     ) -> Operands:
         # Products of two float16 Gram matrices leave the range of float16 where the result does not.
         dtype = torch.float32 if v.dtype == torch.float16 else v.dtype
@@ -65,20 +70,27 @@ def _groups(v: Tensor, chunk: int) -> list[_Group]:
 
 
 def forward(
-    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, log_decay: Tensor | None, state: Tensor | None,
-    chunk: int, final: bool,
+    q: tuple[Tensor, ...],
+    k: tuple[Tensor, ...],
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor | None,
+    chunk: int,
+    final: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return y (B, T, H, V) and, if `final`, the state (B, H, K, V)."""
     batch, time, heads, value = v.shape
     y, s = torch.empty(v.shape, dtype=v.dtype, device=v.device), None
     if final:
         wide = torch.promote_types(v.dtype, torch.float32)
-        width = math.prod(x.shape[-1] for x in k)
+        width = math.prod([x.shape[-1] for x in k])
         s = torch.empty(batch, heads, width, value, dtype=wide, device=v.device)
     with torch.autocast(v.device.type, enabled=False):
         for group in _groups(v, chunk):
             x = group.operands(q, k, v, log_decay, state)
-            y_part, s_part = chunked.step(x) if time == 1 else chunked.forward(x, chunk, final)
+            y_part, s_part = (
+                chunked.step(x) if time == 1 and (final or state is not None) else chunked.forward(x, chunk, final)
+            )
             group.write(y, y_part)
             if s is not None and s_part is not None:
                 group.write_state(s, s_part)
@@ -86,8 +98,16 @@ def forward(
 
 
 def backward(
-    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, log_decay: Tensor | None, state: Tensor | None,
-    dy: Tensor | None, d_state: Tensor | None, chunk: int, state_needed: bool, decay_needed: bool,
+    q: tuple[Tensor, ...],
+    k: tuple[Tensor, ...],
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor | None,
+    dy: Tensor | None,
+    d_state: Tensor | None,
+    chunk: int,
+    state_needed: bool,
+    decay_needed: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of v, log_decay, state, and every branch of q and k, each like its operand."""
     wanted = (v, log_decay if decay_needed else None, state if state_needed else None, *q, *k)
@@ -110,7 +130,13 @@ class LinearAttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, chunk: int, final: bool, v: Tensor, log_decay: Tensor | None, state: Tensor | None, *qk: Tensor
+        ctx: Any,
+        chunk: int,
+        final: bool,
+        v: Tensor,
+        log_decay: Tensor | None,
+        state: Tensor | None,
+        *qk: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         ctx.chunk = chunk
         ctx.set_materialize_grads(False)
@@ -135,24 +161,29 @@ class LinearAttentionFunction(torch.autograd.Function):
 
 
 def _differentiable_backward(
-    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, log_decay: Tensor | None, state: Tensor | None,
-    dy: Tensor | None, d_state: Tensor | None, needed: tuple[bool, ...],
+    q: tuple[Tensor, ...],
+    k: tuple[Tensor, ...],
+    v: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor | None,
+    dy: Tensor | None,
+    d_state: Tensor | None,
+    needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the operands as functions of them, through the recurrence.
 
     Second derivatives are for study and tests at small sizes: they cost what the reference costs.
     """
+    # Views tell apart operands that are one tensor (q and k tied, say): each gets its own share.
+    v, *qk = (x.view_as(x) for x in (v, *q, *k))
+    log_decay, state = (None if x is None else x.view_as(x) for x in (log_decay, state))
+    operands = (v, log_decay, state, *qk)
+    wanted = [x for x, need in zip(operands, needed, strict=True) if need and x is not None]
     with torch.autocast(v.device.type, enabled=False):
-        # Views tell apart operands that are one tensor (q and k tied, say): each gets its own share.
-        v, *qk = (x.view_as(x) for x in (v, *q, *k))
-        log_decay, state = (None if x is None else x.view_as(x) for x in (log_decay, state))
-        q, k = tuple(qk[: len(q)]), tuple(qk[len(q) :])
-        outputs = recurrence(q, k, v, log_decay, state)
+        outputs = recurrence(tuple(qk[: len(q)]), tuple(qk[len(q) :]), v, log_decay, state)
         pairs = [(o, d) for o, d in zip(outputs, (dy, d_state), strict=True) if d is not None]
-        wanted = [x for x, need in zip((v, log_decay, state, *q, *k), needed, strict=True) if need]
-        found = iter(
-            torch.autograd.grad(
-                [o for o, _ in pairs], wanted, [d for _, d in pairs], create_graph=True, allow_unused=True
-            )
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], wanted, [d for _, d in pairs], create_graph=True, allow_unused=True
         )
-    return tuple(next(found) if need else None for need in needed)
+    remaining = iter(found)
+    return tuple(next(remaining) if need else None for need in needed)

@@ -9,7 +9,7 @@
       .then((result) => views.push(result.view))
       .catch(failed);
   }
-  const buttons = [...document.querySelectorAll(".key button")];
+  const buttons = [...document.querySelectorAll(".legend button")];
   for (const button of buttons) {
     button.addEventListener("click", () => {
       const chosen = button.getAttribute("aria-pressed") === "true" ? "" : button.dataset.id;
