@@ -46,6 +46,7 @@ class Scalar:
     _limits: tuple[str, str] = field(init=False)
     _names: tuple[str, ...] = field(init=False)
     _given: tuple[Any, ...] = field(init=False)
+    _ready: Kernel | None = field(init=False, default=None)  # once used: a small layer notices every look-up
 
     def __post_init__(self) -> None:
         parameters = self.parameters.items()
@@ -58,6 +59,10 @@ class Scalar:
 
     def __repr__(self) -> str:
         return described(self.name, self.parameters)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A kernel is printed code: it stays in this process.
+        return {**self.__dict__, "_ready": None}
 
     def __call__(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the function at ``x``.
@@ -170,10 +175,16 @@ class Scalar:
     def _kernel(self, x: Tensor) -> Kernel:
         if self.needs:
             self._require()
-        for v in self._given:
-            if isinstance(v, Tensor) and torch.broadcast_shapes(v.shape, x.shape) != x.shape:
-                raise ShapeError(f"{self.name}: a parameter of shape {tuple(v.shape)} does not fit {tuple(x.shape)}")
-        return kernel(self._formula, ("x", *self._names))
+            for v in self._given:
+                if isinstance(v, Tensor) and torch.broadcast_shapes(v.shape, x.shape) != x.shape:
+                    text = f"{self.name}: a parameter of shape {tuple(v.shape)} does not fit {tuple(x.shape)}"
+                    raise ShapeError(text)
+        if self._ready is not None:
+            return self._ready
+        built = kernel(self._formula, ("x", *self._names))
+        if not torch.compiler.is_compiling():
+            object.__setattr__(self, "_ready", built)
+        return built
 
     def _require(self) -> None:
         if len(self.parameters) != len(self.needs):

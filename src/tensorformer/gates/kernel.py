@@ -78,7 +78,7 @@ class Kernel:
 
     def calm_value(self, x: Tensor, *parameters: Argument) -> tuple[Tensor, bool]:
         """Return the value, and whether it is finite throughout, which spares a pass here and one in ``pull``."""
-        if self.native is not None and self.native.wild and type(x) in _PLAIN and x.device.type == "cpu":
+        if self.native is not None and self.native.wild and x.is_cpu and type(x) in _PLAIN:
             y = self.native.value(x)
             # One reading pass, half the price of a clamp. On another device, asking would wait for it.
             if math.isfinite(y.sum().item()):
@@ -183,6 +183,8 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:  # pyright: ignore
         (x,) = ctx.saved_tensors
+        if ctx.calm and not torch.is_grad_enabled():
+            return None, ctx.kernel.native.pull(grad, x), None
         pulled = ctx.kernel.pull(ctx.calm, 0, grad, x, *ctx.parameters)
         return None, pulled if pulled is None else pulled.to(x.dtype), None
 

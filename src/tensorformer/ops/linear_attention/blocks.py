@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 LOG2_E = math.log2(math.e)
 # 2 to this power is 0 in every dtype; clamping there keeps differences of cumulated −inf from being NaN.
-FORGOTTEN = -1500.0
+FORGOTTEN = -1100.0
 
 
 def features(x: tuple[Tensor, ...]) -> Float[Tensor, "n k t"]:
@@ -117,7 +117,9 @@ class Decay:
         """From each step of the tile (column) to each that is not before it (row); zero elsewhere."""
         g = self.total[:, start:stop]
         later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=g.device).triu_(1)
-        return (g - g.mT).masked_fill_(later, -torch.inf).to(self.wide).exp2_().to(self.dtype)
+        exponent = (g - g.mT).masked_fill_(later, -torch.inf)
+        # Rounding an exponent of −29 to float32 costs exp2 five units in the last place: too many for float32.
+        return (exponent.float() if self.dtype == torch.bfloat16 else exponent).exp2_().to(self.dtype)
 
 
 def decays_between(product: Float[Tensor, "n t t"]) -> Float[Tensor, "n t"]:

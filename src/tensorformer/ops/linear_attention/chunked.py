@@ -75,7 +75,7 @@ def step(x: Operands) -> tuple[Float[Tensor, "n 1 v"], Float[Tensor, "n k v"]]:
 
 def backward(
     x: Operands,
-    dy: Float[Tensor, "n t v"] | None,
+    dy: Float[Tensor, "n t v"],
     d_state: Float[Tensor, "n k v"] | None,
     chunk: int,
     state_needed: bool,
@@ -100,10 +100,9 @@ def backward(
     for first, last in pieces(time, chunk):
         part = x.steps(first, last)
         decay = part.decay()
-        if dy is not None:
-            _within_grad(grads.steps(first, last), part, dy[:, first:last], decay)
-            if s is not None:
-                _queries_grad(grads.steps(first, last), part, dy[:, first:last], decay, s)
+        _within_grad(grads.steps(first, last), part, dy[:, first:last], decay)
+        if s is not None:
+            _queries_grad(grads.steps(first, last), part, dy[:, first:last], decay, s)
         if grads.log_decay is not None:
             states.append(None if s is None else s.clone())
         if last < time:
@@ -119,7 +118,7 @@ def backward(
                 grads.log_decay[:, first:last].add_(whole)
         elif states:
             states.pop()
-        if dy is not None and (first > 0 or state_needed):
+        if first > 0 or state_needed:
             ds = _advance(ds, part.q, dy[:, first:last], decay, decay.into if decay else None, x.wide)
     if state_needed and ds is None:
         ds = _empty_state(x)
@@ -170,7 +169,7 @@ def _advance(
         if s is None:
             s = torch.bmm(phi, v).to(wide)
         else:
-            s = s.baddbmm_(phi, v) if s.dtype == v.dtype else s.add_(torch.bmm(phi, v))
+            s = torch.baddbmm(s, phi, v, out=s) if s.dtype == v.dtype else s.add_(torch.bmm(phi, v))
     assert s is not None
     return s
 

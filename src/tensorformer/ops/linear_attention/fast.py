@@ -115,7 +115,7 @@ def backward(
     with torch.autocast(v.device.type, enabled=False):
         for group in _groups(v, chunk):
             x = group.operands(q, k, v, log_decay, state)
-            d_y = None if dy is None else group.flat(dy, x.v.dtype)
+            d_y = torch.zeros_like(x.v) if dy is None else group.flat(dy, x.v.dtype)
             d_s = None if d_state is None else group.state(d_state, x.wide)
             found = chunked.backward(x, d_y, d_s, chunk, state_needed, decay_needed)
             parts = (found.v, found.log_decay, found.state, *found.q, *found.k)
