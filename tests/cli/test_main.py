@@ -42,7 +42,8 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_help_is_quick_because_it_loads_no_torch() -> None:
-    code = "import sys, tensorformer.cli.main; print([m for m in ('torch', 'altair', 'transformers') if m in sys.modules])"
+    heavy = ("torch", "altair", "transformers")
+    code = f"import sys, tensorformer.cli.main; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
@@ -70,7 +71,9 @@ def test_debug_shows_where_an_error_came_from(home: Path) -> None:
     assert "Traceback" in tensorformer("compare", "tiny.tml", "--debug", code=1)
 
 
-@pytest.mark.parametrize("arguments", [["comprae", "tiny.toml"], ["compare"], ["compare", "tiny.toml", "--job", "2"], []])
+@pytest.mark.parametrize(
+    "arguments", [["comprae", "tiny.toml"], ["compare"], ["compare", "tiny.toml", "--job", "2"], []]
+)
 def test_a_wrong_command_line_exits_with_2(home: Path, arguments: list[str]) -> None:
     assert tensorformer(*arguments, code=2)
 

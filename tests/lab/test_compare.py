@@ -133,7 +133,7 @@ def test_a_folder_of_another_recipe_is_refused_before_anything_is_trained(home: 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("context = 16", "context = 320", r"context: 320 tokens do not fit|shorten train\.context"),
+        ("context = 16", "context = 3200", r"4 × train\.context = 12,800 tokens do not fit into the validation part"),
         (
             'preset = "bilinear"\nn_heads = 2',
             'preset = "bilinear"\nn_heads = 2\nhead_dim = 512',

@@ -64,7 +64,7 @@ def test_it_learns_and_leaves_what_it_promises(home: Path) -> None:
     rows = list(record.read_rows(home / "r" / "metrics.jsonl"))
     losses = [r["loss"] for r in rows if "loss" in r]
     assert len(losses) == n_steps(run.train) == seen[-1].step
-    assert losses[0] == pytest.approx(5.545, abs=0.05)  # ln 256: the first predictions are even
+    assert losses[0] == pytest.approx(6.05, abs=0.25)  # ln 256 + ½: the first logits are unit noise
     assert losses[-1] < losses[0] - 1.5
     assert [r["step"] for r in rows if "validation_loss" in r][-1] == 100
     assert result.loss == result.context_losses[16]

@@ -110,15 +110,16 @@ def test_a_reset_starts_a_new_document() -> None:
 def test_decoding_step_by_step_leaves_older_states_alone() -> None:
     x = operands(12, state=True)
     y, last = x.call(fast)
+    states, outputs = [x.state], []
     with torch.no_grad():
-        states, outputs = [x.state], []
         for t in range(12):
-            out, state = x.steps(t, t + 1, states[-1]).call(fast)
+            out, after = x.steps(t, t + 1, states[t]).call(fast)
             outputs.append(out)
-            states.append(state)
-        laws.assert_near({"y": torch.cat(outputs, 1), "s": state}, {"y": y, "s": last})
-    again, _ = x.steps(5, 6, states[5]).call(fast)
+            states.append(after)
+        again, _ = x.steps(5, 6, states[5]).call(fast)
     assert torch.equal(again, outputs[5])
+    assert states[12] is not None
+    laws.assert_near({"y": torch.cat(outputs, 1), "s": states[12]}, {"y": y, "s": last})
 
 
 @pytest.mark.parametrize("key_dims", [(2,), (2, 3)])

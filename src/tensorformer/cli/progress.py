@@ -95,7 +95,7 @@ def show_plan(recipe: Recipe, planned: list[Planned], runs: Path, device: str, j
     compare, train = recipe.compare, recipe.train
     assert compare is not None
     corpus = prepare(recipe.data)
-    check_fits(corpus, planned[0].run)
+    check_fits(corpus, planned[0].run, compare.contexts)
     table = Table("variant", box=None, pad_edge=False, header_style="bold")
     for header in ("parameters", "off by", "d_ff", "FLOPs/token", "s/step"):
         table.add_column(header, justify="right")

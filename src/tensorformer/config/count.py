@@ -63,6 +63,4 @@ def _score_flops(mixer: SoftmaxAttention | LinearAttention, d_model: int, contex
     if isinstance(mixer, SoftmaxAttention):
         return 4 * h.n_heads * context * context * h.head_dim
     preset = PRESETS[mixer.preset]
-    return linear_attention_flops(
-        1, context, h.n_heads, (h.head_dim,) * preset.degree, h.value_dim, final_state=False
-    )
+    return linear_attention_flops(1, context, h.n_heads, (h.head_dim,) * preset.degree, h.value_dim, final_state=False)

@@ -56,7 +56,7 @@ def compare(recipe: Recipe, root: Path, device: str, jobs: int, watcher: Watcher
     """
     assert recipe.compare is not None
     folder, corpus, planned = root / recipe.name, prepare(recipe.data), plan(recipe)
-    check_fits(corpus, planned[0].run)
+    check_fits(corpus, planned[0].run, recipe.compare.contexts)
     lab = _Lab(recipe, recipe.compare, corpus, folder, device, jobs, watcher)
     lab.train_grid(planned)
     grids = {p.name: lab.grid(p) for p in planned}
@@ -80,17 +80,29 @@ def read_results(folder: Path) -> Comparison:
         raise CheckpointError(f"{path}: unreadable ({e}); run `tensorformer compare` again to write it anew") from None
 
 
-def check_fits(corpus: Corpus, run: Run) -> None:
-    """Refuse a model whose vocabulary is too small, or text that is too short, for a run."""
+def check_fits(corpus: Corpus, run: Run, contexts: tuple[int, ...] = (1,)) -> None:
+    """Refuse a model whose vocabulary is too small, or text that is too short, before a run is trained.
+
+    Args:
+        corpus: the text.
+        run: any run on it.
+        contexts: multiples of the training context at which its loss will be measured.
+    """
     if corpus.vocab_size > run.model.vocab_size:
         raise ConfigError(
             f"$.model.vocab_size: {run.model.vocab_size:,} is less than the tokenizer's; write {corpus.vocab_size}"
         )
-    for name, part in (("training", corpus.train), ("validation", corpus.validation), ("tuning", corpus.tuning)):
-        if len(part.tokens) < run.train.context + 1:
+    context, longest = run.train.context, max(contexts) * run.train.context
+    for name, part, needed in (
+        ("training", corpus.train, context),
+        ("validation", corpus.validation, longest),
+        ("tuning", corpus.tuning, context),
+    ):
+        if len(part.tokens) <= needed:
+            times = f"{max(contexts)} × train.context" if needed > context else "train.context"
             raise ConfigError(
-                f"$.train.context: {run.train.context:,} tokens do not fit into the {name} part of the data "
-                f"({len(part.tokens):,} tokens); lower it or add text"
+                f"$.train.context: {times} = {needed:,} tokens do not fit into the {name} part of the data "
+                f"({len(part.tokens):,} tokens); lower train.context or compare.contexts, or add text"
             )
 
 
@@ -328,7 +340,7 @@ def _machine() -> dict[str, str]:
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "tensorformer": __version__,
     }
 

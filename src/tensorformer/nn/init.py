@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import cast
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 from tensorformer.nn.feedforward import FeedForward
 
 EMBEDDING_STD = 0.3
-HEAD_STD = 0.02
+TIED_STD = 0.02  # one matrix can't serve both ends: small enough for the first predictions to be even
 DECAY_GATE_BIAS = 4.0  # σ(4) = 0.982: a memory of some fifty tokens to begin with
 
 
@@ -27,19 +28,18 @@ def initialise(model: nn.Module, seed: int) -> None:
     So that a layer's first weights do not depend on what stands in other layers: two variants at one seed begin
     with the same embedding, and with the same attention where they have the same attention.
     """
-    depth = math.sqrt(2 * len(model.layers))  # pyright: ignore[reportArgumentType]
+    depth = math.sqrt(2 * len(cast(nn.ModuleList, model.get_submodule("layers"))))
+    tied = model.get_parameter("head.weight") is model.get_parameter("embed.weight")
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding):
-            _normal(module.weight, EMBEDDING_STD, seed, path)
+            _normal(module.weight, TIED_STD if tied else EMBEDDING_STD, seed, path)
         elif isinstance(module, nn.Linear):
             name = path.rpartition(".")[2]
-            if name == "head":
-                std = HEAD_STD
-            elif name in ("o_proj", "down_proj"):
+            if name in ("o_proj", "down_proj"):
                 std = 1 / (depth * math.sqrt(module.in_features * _second_moment(model, path)))
             else:
                 std = 1 / math.sqrt(module.in_features)
-            if name != "head" or module.weight is not model.embed.weight:  # pyright: ignore
+            if name != "head" or not tied:
                 _normal(module.weight, std, seed, path)
             if module.bias is not None:
                 nn.init.constant_(module.bias, DECAY_GATE_BIAS)

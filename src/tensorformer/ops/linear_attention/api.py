@@ -62,7 +62,8 @@ def linear_attention(
     _check(queries, keys, v, log_decay, state)
     plan = _plan(keys, v, state, chunk, impl, final_state)
     dtype = _common_dtype(queries, keys, v)
-    queries, keys = tuple(x.to(dtype) for x in queries), tuple(x.to(dtype) for x in keys)
+    if any(x.dtype != dtype for x in (*queries, *keys, v)):
+        queries, keys = tuple(x.to(dtype) for x in queries), tuple(x.to(dtype) for x in keys)
     values, s = v.to(dtype), None if state is None else state.to(torch.promote_types(dtype, torch.float32))
     if plan.impl == "reference":
         with torch.autocast(v.device.type, enabled=False):

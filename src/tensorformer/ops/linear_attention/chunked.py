@@ -41,6 +41,7 @@ class Operands(NamedTuple):
         return Operands(q, k, self.v[:, start:stop], decay, self.state)
 
     def decay(self) -> Decay | None:
+        """Return the decays of these steps, taken as one chunk."""
         return None if self.log_decay is None else Decay(self.log_decay, self.v.dtype)
 
 
@@ -60,19 +61,6 @@ def forward(x: Operands, chunk: int, final: bool) -> tuple[Float[Tensor, "n t v"
     return y, s if final else None
 
 
-def step(x: Operands) -> tuple[Float[Tensor, "n 1 v"], Float[Tensor, "n k v"]]:
-    """Return y and the state after a single step: what decoding runs."""
-    phi_q, phi_k, v = (t.to(x.wide) for t in (blocks.features(x.q), blocks.features(x.k), x.v))
-    s = x.state
-    if s is None:
-        s = torch.bmm(phi_k, v)
-    else:
-        if x.log_decay is not None:
-            s = s * x.log_decay.to(x.wide).exp().unsqueeze(2)
-        s = torch.baddbmm(s, phi_k, v)
-    return torch.bmm(phi_q.mT, s).to(x.v.dtype), s
-
-
 def backward(
     x: Operands,
     dy: Float[Tensor, "n t v"],
@@ -85,7 +73,8 @@ def backward(
 
     The gradient of a decay is a sum over the pairs of steps on its two sides, each pair counted where it is
     met: two states, a state and a step, two tiles, one tile. Every term is added, none is ever taken back,
-    so a small gradient beside large ones keeps its accuracy.
+    so a small gradient beside large ones keeps its accuracy. For it the state before every chunk is held, T/chunk
+    of them, until this returns.
     """
     time = x.v.shape[1]
     grads = Operands(

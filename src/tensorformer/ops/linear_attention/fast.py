@@ -79,7 +79,10 @@ def forward(
     final: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return y (B, T, H, V) and, if `final`, the state (B, H, K, V)."""
-    batch, time, heads, value = v.shape
+    if v.shape[1] == 1 and state is not None:
+        y, s = decode(q, k, v, log_decay, state)
+        return y, s if final else None
+    batch, _, heads, value = v.shape
     y, s = torch.empty(v.shape, dtype=v.dtype, device=v.device), None
     if final:
         wide = torch.promote_types(v.dtype, torch.float32)
@@ -87,10 +90,7 @@ def forward(
         s = torch.empty(batch, heads, width, value, dtype=wide, device=v.device)
     with torch.autocast(v.device.type, enabled=False):
         for group in _groups(v, chunk):
-            x = group.operands(q, k, v, log_decay, state)
-            y_part, s_part = (
-                chunked.step(x) if time == 1 and (final or state is not None) else chunked.forward(x, chunk, final)
-            )
+            y_part, s_part = chunked.forward(group.operands(q, k, v, log_decay, state), chunk, final)
             group.write(y, y_part)
             if s is not None and s_part is not None:
                 group.write_state(s, s_part)
@@ -123,6 +123,32 @@ def backward(
                 if whole is not None and part is not None:
                     (group.write_state if i == 2 else group.write)(whole, part)
     return grads
+
+
+def decode(
+    q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor, log_decay: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return y and the state after a single step: the same as `forward`, with less around it."""
+    dtype = v.dtype
+    if dtype != state.dtype:
+        q, k = (tuple(x.to(state.dtype) for x in branches) for branches in (q, k))
+        v = v.to(state.dtype)
+    flat = state.flatten(0, 1)
+    count, _, value = flat.shape
+    phi_q, phi_k = _outer(q, count).unsqueeze(1), _outer(k, count).unsqueeze(2)
+    u = v.reshape(count, 1, value)
+    if log_decay is None:
+        s = torch.addcmul(flat, phi_k, u)
+    else:
+        s = torch.mul(phi_k, u).addcmul_(flat, log_decay.reshape(count, 1, 1).to(flat.dtype).exp())
+    with torch.autocast(v.device.type, enabled=False):
+        y = torch.bmm(phi_q, s)
+    return y.view(v.shape).to(dtype), s.view(state.shape)
+
+
+def _outer(x: tuple[Tensor, ...], count: int) -> Tensor:
+    first, *rest = (branch.reshape(count, -1) for branch in x)
+    return (first.unsqueeze(2) * rest[0].unsqueeze(1)).flatten(1) if rest else first
 
 
 class LinearAttentionFunction(torch.autograd.Function):

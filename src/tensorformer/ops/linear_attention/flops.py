@@ -37,8 +37,8 @@ def flops(
     """
     del decay
     width = math.prod(key_dims)
-    if time == 1 and (initial_state or final_state):
-        return batch * heads * 4 * width * value_dim
+    if time == 1 and initial_state:
+        return batch * heads * 2 * width * value_dim
     chunk = chunk or auto_chunk(time, key_dims, value_dim, initial_state, final_state)
     total = 0
     for first, last in pieces(time, chunk):
