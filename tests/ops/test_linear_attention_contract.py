@@ -178,9 +178,7 @@ def test_flops_are_those_counted(key_dims: tuple[int, ...], time: int, chunk: in
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 x.call(linear_attention, chunk=chunk, final_state=final)
             batch, _, heads, value = x.v.shape
-            counted = flops(
-                batch, time, heads, key_dims, value, chunk, decay != "none", initial_state=state, final_state=final
-            )
+            counted = flops(batch, time, heads, key_dims, value, chunk, initial_state=state, final_state=final)
             assert counted == counter.get_total_flops()
 
 

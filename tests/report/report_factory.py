@@ -135,6 +135,7 @@ def make_comparison(names: dict[str, str] | None = None, seeds: int = 3, scale: 
     corpus = Corpus("Python standard library, 3.11", "bytes", 256, 1204, 13_412_880, 63, 702_118, 262_144)
     return Comparison(
         name="demo",
+        recipe_path="recipes/demo.toml",
         created="2025-11-29T23:05:12Z",
         baseline=next(iter(names)),
         match="params",

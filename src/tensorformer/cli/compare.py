@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from tensorformer.cli.options import RecipePath, RunOptions
 
@@ -18,8 +21,10 @@ class Compare(RunOptions):
     recipe: RecipePath
     """A TOML file, such as recipes/demo.toml."""
 
-    jobs: int | None = None
-    """Runs trained side by side, a process and a thread each. Default: one a core (one on a GPU)."""
+    jobs: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: one a core, or one on a GPU)")
+    ] = None
+    """Runs trained side by side, a process and a thread each."""
 
     dry_run: bool = False
     """Only say what would be trained: widths, parameters, tokens, and the time it would take here."""
@@ -42,7 +47,7 @@ class Compare(RunOptions):
             show_plan(recipe, planned, self.runs, self.device, jobs)
             return
         with Live() as live:
-            comparison = compare(recipe, self.runs, self.device, jobs, live.watcher)
+            comparison = compare(recipe, self.runs, self.device, jobs, live.watcher, str(self.recipe))
         from tensorformer.report import write_report
 
         page = write_report(comparison, self.runs / recipe.name)

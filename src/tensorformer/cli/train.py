@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from tensorformer.cli.options import RecipePath, RunOptions
 
@@ -11,14 +17,17 @@ from tensorformer.cli.options import RecipePath, RunOptions
 class Train(RunOptions):
     """Train one model of a recipe, in this process and with all cores.
 
-    Its folder is the one that `compare` would use, so a comparison takes it over.
+    A comparison without a grid of learning rates uses the same folder, and takes the run over. After Ctrl-C or a
+    crash, the same command goes on.
     """
 
     recipe: RecipePath
     """A TOML file, such as recipes/demo.toml."""
 
-    variant: str | None = None
-    """Which variant, at the widths a comparison would give it. Default: the recipe's own [model]."""
+    variant: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the recipe's own [model])")
+    ] = None
+    """Which variant, at the widths a comparison would give it."""
 
     seed: int = 0
     """Of the first weights and of the order of the text."""
@@ -33,27 +42,48 @@ class Train(RunOptions):
         from tensorformer.lab.device import pick
         from tensorformer.lab.plan import plan_one
         from tensorformer.lab.pool import Event, Task
-        from tensorformer.lab.train import train
+        from tensorformer.lab.train import Interrupted, train
 
         recipe = load_config(self.recipe, self.overrides)
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed}: write 0 or more")
-        planned = plan_one(recipe, self.variant)
+        planned, contexts = plan_one(recipe, self.variant), recipe.compare.contexts if recipe.compare else (1,)
         corpus = prepare(recipe.data)
-        check_fits(corpus, planned.run)
+        check_fits(corpus, planned.run, contexts)
         folder = self.runs / recipe.name / planned.name / f"seed-{self.seed}"
         label = f"{planned.name}/seed-{self.seed}"
-        with Live() as live:
+        with Live() as live, interrupts_noted() as interrupted:
             live.watcher.on_tasks([Task(label, planned.run, folder)])
-            result = train(
-                planned.at_seed(self.seed),
-                folder,
-                corpus,
-                pick(self.device),
-                on_progress=lambda p: live.watcher.on_event(Event(label, "progress", p)),
-            )
+            try:
+                result = train(
+                    planned.at_seed(self.seed),
+                    folder,
+                    corpus,
+                    pick(self.device),
+                    contexts=contexts,
+                    on_progress=lambda p: live.watcher.on_event(Event(label, "progress", p)),
+                    should_stop=interrupted,
+                )
+            except Interrupted:
+                raise KeyboardInterrupt from None
         console.print(
             f"{label}: {planned.n_params:,} parameters, loss {result.loss:.4f} nats a token, "
             f"{result.bits_per_byte:.4f} bits a byte, {result.seconds:.0f} s of training"
         )
         console.print(f"Sample from it: tensorformer generate {folder}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def interrupts_noted() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether Ctrl-C was pressed; a second one interrupts at once."""
+    noted: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(noted)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import torch
 
-from tensorformer import __version__
-from tensorformer.config.load import run_hash, to_toml
-from tensorformer.config.match import widths
+from tensorformer.config.load import run_hash
 from tensorformer.config.schema import Compare, Recipe, Run, WarmupStableDecay
 from tensorformer.data.prepare import Corpus, prepare
 from tensorformer.errors import CheckpointError, ConfigError, DivergenceError, TensorformerError
 from tensorformer.files import write_bytes
-from tensorformer.lab import record, statistics
+from tensorformer.lab import record
+from tensorformer.lab.assemble import assemble, machine
 from tensorformer.lab.device import pick
 from tensorformer.lab.plan import Planned, plan
 from tensorformer.lab.pool import Event, Task, run_all
-from tensorformer.lab.results import Comparison, Difference, Ratio, SeedResult, Variant
-from tensorformer.lab.results import Corpus as CorpusFacts
+from tensorformer.lab.results import Comparison, SeedResult
 from tensorformer.lab.timing import step_seconds
 
 RESULTS = "results.json"
@@ -40,7 +34,14 @@ class Watcher(NamedTuple):
     on_timing: Callable[[int, int], None] = lambda done, of: None
 
 
-def compare(recipe: Recipe, root: Path, device: str, jobs: int, watcher: Watcher = Watcher()) -> Comparison:  # noqa: B008
+def compare(
+    recipe: Recipe,
+    root: Path,
+    device: str,
+    jobs: int,
+    watcher: Watcher = Watcher(),  # noqa: B008
+    recipe_path: str = "",
+) -> Comparison:
     """Run what is missing of a comparison and return its results, written to ``results.json`` as well.
 
     Args:
@@ -49,6 +50,7 @@ def compare(recipe: Recipe, root: Path, device: str, jobs: int, watcher: Watcher
         device: by name, ``"auto"`` for the best there is.
         jobs: runs trained side by side.
         watcher: told of progress.
+        recipe_path: where the recipe was read from, for the page to say.
 
     Raises:
         TensorformerError: a run failed; the others were trained all the same, and are kept.
@@ -62,7 +64,10 @@ def compare(recipe: Recipe, root: Path, device: str, jobs: int, watcher: Watcher
     grids = {p.name: lab.grid(p) for p in planned}
     chosen = [_at_rate(p, _best(p, grids[p.name])) for p in planned]
     lab.train_all(chosen)
-    comparison = _assemble(lab, chosen, grids, lab.time(chosen))
+    runs = {p.name: list(lab.results(p).values()) for p in chosen}
+    curve, seconds = lab.curve(chosen[0]), lab.time(chosen)
+    conditions = {"runs side by side": str(jobs), "device": str(pick(device))}
+    comparison = assemble(recipe, recipe_path, corpus, chosen, runs, grids, curve, seconds, conditions)
     write_bytes(folder / RESULTS, msgspec.json.format(msgspec.json.encode(comparison)))
     return comparison
 
@@ -172,7 +177,7 @@ class _Lab:
     def time(self, chosen: list[Planned]) -> dict[str, float]:
         """Return the step times of all variants, from the last pass if it timed the same ones on this machine."""
         path = self.folder / "step_seconds.json"
-        key = _machine() | {p.name: run_hash(p.run) for p in chosen}
+        key = machine() | {p.name: run_hash(p.run) for p in chosen}
         if path.exists():
             stored = msgspec.json.decode(path.read_bytes())
             if stored.get("key") == key:
@@ -225,130 +230,3 @@ def _at_rate(p: Planned, lr: float) -> Planned:
     optimizer = msgspec.structs.replace(p.run.train.optimizer, lr=lr)
     train = msgspec.structs.replace(p.run.train, optimizer=optimizer)
     return p._replace(run=msgspec.structs.replace(p.run, train=train))
-
-
-def _assemble(
-    lab: _Lab,
-    chosen: list[Planned],
-    grids: dict[str, dict[float, float]],
-    seconds: dict[str, float],
-) -> Comparison:
-    compare, train = lab.compare, lab.recipe.train
-    results = {p.name: lab.results(p) for p in chosen}
-    losses = {name: {s: r.loss for s, r in by_seed.items()} for name, by_seed in results.items()}
-    baseline = losses.pop(compare.baseline)
-    differences = statistics.compare_all(baseline, losses, compare.delta) if losses else {}
-    curve = lab.curve(chosen[0])
-    variants = []
-    for p in chosen:
-        ratio = statistics.data_to_match(curve, losses[p.name], train.tokens) if curve and p.name in losses else None
-        slower = seconds[p.name] / seconds[compare.baseline]
-        variants.append(
-            _variant(p, list(results[p.name].values()), grids[p.name], differences.get(p.name), ratio, slower, seconds)
-        )
-    return Comparison(
-        name=lab.recipe.name,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        baseline=compare.baseline,
-        match=compare.match,
-        tolerance=compare.tolerance,
-        delta=compare.delta,
-        tokens=train.tokens,
-        context=train.context,
-        seeds=list(compare.seeds),
-        corpus=_corpus_facts(lab.corpus, train.final_tokens),
-        machine=_machine() | {"runs side by side": str(lab.jobs), "device": str(pick(lab.device))},
-        variants=variants,
-        notes=_notes(lab, chosen),
-        baseline_curve={
-            t: statistics.estimate([c[t] for c in curve.values()]) for t in (lab._budgets() if curve else [])
-        },
-    )
-
-
-def _variant(
-    p: Planned,
-    seeds: list[SeedResult],
-    grid: dict[float, float],
-    difference: Difference | None,
-    ratio: Ratio | None,
-    slower: float,
-    seconds: dict[str, float],
-) -> Variant:
-    train = p.run.train
-    config = msgspec.structs.replace(p.run, seed=0)
-    return Variant(
-        name=p.name,
-        description=p.description,
-        n_params=p.n_params,
-        flops_per_token=p.flops_per_token,
-        widths=widths(p.run.model),
-        remainder=p.remainder,
-        learning_rate=train.optimizer.lr,
-        learning_rate_losses={f"{lr:g}": loss for lr, loss in grid.items()},
-        loss=statistics.estimate([r.loss for r in seeds]),
-        bits_per_byte=statistics.estimate([r.bits_per_byte for r in seeds]),
-        difference=difference,
-        data_to_match=ratio,
-        time_to_match=statistics.scale(ratio, slower) if ratio else None,
-        context_losses={n: statistics.estimate([r.context_losses[n] for r in seeds]) for n in seeds[0].context_losses},
-        step_seconds=seconds[p.name],
-        tokens_per_second=train.batch_size * train.context / seconds[p.name],
-        peak_memory=max(r.peak_memory for r in seeds),
-        seeds=seeds,
-        config=to_toml(config),
-    )
-
-
-def _notes(lab: _Lab, chosen: list[Planned]) -> list[str]:
-    compare, notes = lab.compare, []
-    largest = max(chosen, key=lambda p: abs(p.remainder))
-    if compare.match == "none":
-        spread = ", ".join(f"{p.name} {p.n_params:,}" for p in chosen)
-        notes.append(f"Nothing was matched: the variants differ in size ({spread} parameters).")
-    else:
-        what = "parameters" if compare.match == "params" else "FLOPs a token"
-        notes.append(f"Matched in {what}; the largest remainder is {largest.remainder:+.2%} ({largest.name}).")
-    notes.append("Every variant saw the same tokens in the same order at the same seed.")
-    if compare.learning_rates:
-        notes.append(
-            "Each variant was trained at the learning rate of the grid that was best for it on the tuning part, "
-            f"which the final losses never see; the grid was tried at seed {compare.seeds[0]}."
-        )
-    elif len({p.run.train.optimizer.lr for p in chosen}) == 1:
-        notes.append("All variants were trained at one learning rate; another rate may favour another variant.")
-    if len(compare.seeds) == 1:
-        notes.append("One seed: there is no interval, and no verdict can be given.")
-    return notes
-
-
-def _corpus_facts(corpus: Corpus, limit: int) -> CorpusFacts:
-    return CorpusFacts(
-        source=corpus.source,
-        tokenizer=corpus.tokenizer.description,
-        vocab_size=corpus.vocab_size,
-        train_documents=corpus.train.n_documents,
-        train_tokens=len(corpus.train.tokens),
-        validation_documents=corpus.validation.n_documents,
-        validation_tokens=len(corpus.validation.tokens),
-        validation_tokens_used=min(limit, len(corpus.validation.tokens)),
-    )
-
-
-def _machine() -> dict[str, str]:
-    return {
-        "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "tensorformer": __version__,
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -102,6 +102,7 @@ class Comparison(Struct, frozen=True):
     """A finished comparison; ``format`` rises when a field changes its meaning."""
 
     name: str
+    recipe_path: str  # as it was typed; may be empty
     created: str  # ISO 8601, UTC
     baseline: str
     match: Literal["params", "flops", "none"]

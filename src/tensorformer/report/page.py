@@ -127,7 +127,7 @@ def _bundle() -> str:
 def _context(comparison: Comparison, drawn: list[Figure]) -> dict[str, Any]:
     rates, grid = table.rate_lines(comparison)
     lines = table.lines(comparison)
-    command = f"tensorformer compare {shlex.quote(f'recipes/{comparison.name}.toml')}"
+    command = f"tensorformer compare {shlex.quote(comparison.recipe_path or f'{comparison.name}.toml')}"
     variants = series.ordered(comparison)
     return {
         "comparison": comparison,

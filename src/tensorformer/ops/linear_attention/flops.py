@@ -14,28 +14,26 @@ def flops(
     key_dims: tuple[int, ...],
     value_dim: int,
     chunk: int | None = None,
-    decay: bool = False,
     *,
     initial_state: bool = False,
     final_state: bool = True,
 ) -> int:
     """Count the matrix-product FLOPs of one forward of `linear_attention`.
 
-    2·m·n·k for each product, in the form that `auto` takes at these sizes unless `chunk` is given.
+    2·m·n·k for each product, in the form that `auto` takes at these sizes unless `chunk` is given. A decay is
+    applied outside the products and changes no count.
 
     Args:
         batch, time, heads: sizes of v.
         key_dims: K_r of each branch, one or two.
         value_dim: V.
         chunk: steps a chunk, or None for what `auto` takes.
-        decay: whether there is one; it is applied outside the products and changes no count.
         initial_state: whether a state is given.
         final_state: whether the state is asked for.
 
     Returns:
         FLOPs of the whole batch.
     """
-    del decay
     width = math.prod(key_dims)
     if time == 1 and initial_state:
         return batch * heads * 2 * width * value_dim

@@ -1,0 +1,37 @@
+"""What `import tensorformer` gives, and what it does not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import tensorformer
+from tests.recipes import RECIPES
+
+
+def test_every_public_name_is_there() -> None:
+    for name in tensorformer.__all__:
+        assert getattr(tensorformer, name) is not None
+    assert set(tensorformer.__all__) <= set(dir(tensorformer))
+    with pytest.raises(AttributeError, match="no attribute 'MoE'"):
+        tensorformer.MoE  # noqa: B018
+
+
+def test_importing_and_building_a_model_loads_nothing_that_is_not_needed() -> None:
+    code = (
+        "import sys, tensorformer; loaded = ['torch'] if 'torch' in sys.modules else []\n"
+        f"tensorformer.TensorTransformer(tensorformer.load_config({str(RECIPES / 'demo.toml')!r}).model)\n"
+        "unwanted = ('triton', 'transformers', 'altair', 'pandas', 'rich', 'tokenizers')\n"
+        "print(loaded + [m for m in unwanted if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_example_of_the_readme() -> None:
+    recipe = tensorformer.load_config(RECIPES / "demo.toml")
+    model = tensorformer.TensorTransformer(recipe.model)
+    assert model(torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 8, 256)
