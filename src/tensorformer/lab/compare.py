@@ -142,7 +142,7 @@ class _Lab:
             run = msgspec.structs.replace(run, train=msgspec.structs.replace(run.train, tokens=tokens))
         folder = self.run_folder(p, seed, tokens)
         label = str(folder.relative_to(self.folder))
-        return Task(label, run, folder, self.compare.contexts, branch_from)
+        return Task(label, run, folder, self.compare.contexts, bool(self.compare.learning_rates), branch_from)
 
     def train_grid(self, planned: list[Planned]) -> None:
         """Train every variant at every learning rate of the grid, at the first seed."""
@@ -159,7 +159,7 @@ class _Lab:
             lr: record.read_result(self.run_folder(_at_rate(p, lr), self.compare.seeds[0]))
             for lr in self.compare.learning_rates
         }
-        return {lr: result.tuning_loss for lr, result in results.items() if result}
+        return {lr: r.tuning_loss for lr, r in results.items() if r and r.tuning_loss is not None}
 
     def train_all(self, chosen: list[Planned]) -> None:
         """Train every variant at every seed, and the baseline at the budgets of its curve."""
@@ -198,7 +198,8 @@ class _Lab:
         return {s: {t: losses[t][s].loss for t in losses} for s in self.compare.seeds}
 
     def _finished(self, task: Task) -> bool:
-        return record.finished(task.folder, [task.run.train.context * c for c in task.contexts]) is not None
+        lengths = [task.run.train.context * c for c in task.contexts]
+        return record.finished(task.folder, lengths, task.tuning) is not None
 
     def _budgets(self) -> list[int]:
         tokens = self.recipe.train.tokens

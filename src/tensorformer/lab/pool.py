@@ -32,6 +32,7 @@ class Task(NamedTuple):
     run: Run
     folder: Path
     contexts: tuple[int, ...] = (1,)
+    tuning: bool = False
     branch_from: Path | None = None
 
 
@@ -140,6 +141,7 @@ def _work(chain: list[Task], device_name: str, events: Any, stop: Any) -> None:
                 prepare(task.run.data),
                 pick(device_name),
                 contexts=task.contexts,
+                tuning=task.tuning,
                 branch_from=task.branch_from,
                 on_progress=tell,
                 should_stop=should_stop,

@@ -39,7 +39,7 @@ class Result(msgspec.Struct, frozen=True):
 
     loss: float  # nats per token, on the validation part
     bits_per_byte: float
-    tuning_loss: float  # nats per token, on the part that only learning rates are chosen on
+    tuning_loss: float | None  # nats per token, on the part that only learning rates are chosen on; None: not asked
     context_losses: dict[int, float]  # tokens of context -> nats per token
     seconds: float
     peak_memory: int
@@ -110,13 +110,18 @@ def read_result(folder: Path) -> Result | None:
     return _decode(folder / RESULT, Result) if (folder / RESULT).exists() else None
 
 
-def finished(folder: Path, lengths: Collection[int]) -> Result | None:
-    """Return what a run measured, if it has finished and measured its loss at these context lengths.
+def finished(folder: Path, lengths: Collection[int], tuning: bool) -> Result | None:
+    """Return what a run measured, if it has finished and measured all that is asked for.
 
-    Other lengths would not do: all are measured on the same text, which the longest decides on.
+    Args:
+        folder: the run's.
+        lengths: context lengths in tokens; others would not do, for the longest decides on which text all are measured.
+        tuning: whether the loss on the tuning part is asked for.
     """
     result = read_result(folder)
-    return result if result and set(lengths) == result.context_losses.keys() else None
+    if result is None or set(lengths) != result.context_losses.keys() or (tuning and result.tuning_loss is None):
+        return None
+    return result
 
 
 def write_result(folder: Path, result: Result) -> None:

@@ -45,6 +45,7 @@ def train(
     device: torch.device,
     *,
     contexts: tuple[int, ...] = (1,),
+    tuning: bool = False,
     branch_from: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -59,6 +60,7 @@ def train(
         corpus: prepared text.
         device: where to compute.
         contexts: the final loss is measured at these multiples of the training context.
+        tuning: measure the final loss on the tuning part too.
         branch_from: folder of a shorter run of the same schedule, whose checkpoint before the decay is taken over.
         on_progress: called after every step.
         should_stop: asked after every step.
@@ -73,8 +75,12 @@ def train(
     record.claim(folder, run, corpus.fingerprint)
     with record.locked(folder):
         lengths = [run.train.context * c for c in contexts]
-        before = record.finished(folder, lengths)
-        return before or _train(run, folder, corpus, device, lengths, branch_from, on_progress, should_stop)
+        if before := record.finished(folder, lengths, tuning):
+            return before
+        seconds, memory, forward = _train(run, folder, corpus, device, branch_from, on_progress, should_stop)
+        result = _measure(run, forward, corpus, lengths, tuning, seconds, memory)
+        record.write_result(folder, result)
+    return result
 
 
 def _train(
@@ -82,11 +88,11 @@ def _train(
     folder: Path,
     corpus: Corpus,
     device: torch.device,
-    lengths: list[int],
     branch_from: Path | None,
     on_progress: Callable[[Progress], None],
     should_stop: Callable[[], bool],
-) -> record.Result:
+) -> tuple[float, int, nn.Module]:
+    """Take the steps that are missing; return the seconds of all, the peak memory in bytes, and the model."""
     config, steps = run.train, n_steps(run.train)
 
     memory_before = memory_in_use(device)
@@ -132,9 +138,7 @@ def _train(
         log.close()
         clock.close()
 
-    result = _measure(run, forward, corpus, lengths, seconds, peak_memory(device) - memory_before)
-    record.write_result(folder, result)
-    return result
+    return seconds, peak_memory(device) - memory_before, forward
 
 
 class NotFinite(Exception):
@@ -204,7 +208,7 @@ def _resume(
 
 
 def _measure(
-    run: Run, forward: nn.Module, corpus: Corpus, lengths: list[int], seconds: float, memory: int
+    run: Run, forward: nn.Module, corpus: Corpus, lengths: list[int], tuning: bool, seconds: float, memory: int
 ) -> record.Result:
     config = run.train
     span = max(lengths)
@@ -212,10 +216,12 @@ def _measure(
         n: evaluate.loss(forward, corpus.validation.tokens, n, config.final_tokens, config.precision, span=span)
         for n in lengths
     }
-    tuning = evaluate.loss(forward, corpus.tuning.tokens, config.context, config.final_tokens, config.precision)
+    tuned = None
+    if tuning:
+        tuned = evaluate.loss(forward, corpus.tuning.tokens, config.context, config.final_tokens, config.precision)
     final = by_length[config.context]
     bits = evaluate.bits_per_byte(final, corpus.validation)
-    return record.Result(final, bits, tuning, by_length, seconds, memory)
+    return record.Result(final, bits, tuned, by_length, seconds, memory)
 
 
 def _explain(
