@@ -22,6 +22,15 @@ class CheckpointError(TensorformerError):
     """A run folder or checkpoint is damaged, or belongs to another configuration."""
 
 
+class StorageError(TensorformerError, OSError):
+    """A file can't be written: the disk is full, or the folder is not ours to write."""
+
+    @classmethod
+    def at(cls, path: object, error: OSError) -> StorageError:
+        """Return the error for ``path``, with the mend."""
+        return cls(f"{path}: can't be written ({error.strerror or error}); free some space or choose another folder")
+
+
 class DivergenceError(TensorformerError):
     """Training met a loss or gradient that is not finite."""
 

@@ -9,22 +9,32 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tensorformer.errors import StorageError
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on a clean exit it takes the name ``path``, else it is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    beside = Path(name)
+    """Yield a temporary path beside ``path``; on a clean exit it takes the name ``path``, else it is removed.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    beside = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        beside = Path(name)
         yield beside
         with beside.open("rb") as f:
             os.fsync(f.fileno())
         beside.chmod(0o644)
         beside.replace(path)
+    except OSError as e:
+        raise StorageError.at(path, e) from None
     finally:
-        beside.unlink(missing_ok=True)
+        if beside is not None:
+            beside.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

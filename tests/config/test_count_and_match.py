@@ -13,7 +13,7 @@ from hypothesis import given
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tensorformer.config.count import forward_flops, parameters
+from tensorformer.config.count import causal_flops, forward_flops, parameters
 from tensorformer.config.load import load_config
 from tensorformer.config.match import match, widths
 from tensorformer.config.schema import FeedForward, Layer, LinearAttention, LinearPreset, Model, SoftmaxAttention
@@ -92,6 +92,27 @@ def test_a_match_is_the_nearest_width(d_ff: int, multiple_of: int) -> None:
         if other > 0:
             assert abs(parameters(example(d_ff=other)) - target) >= abs(parameters(solved.model) - target)
     assert solved.remainder == parameters(solved.model) / target - 1
+
+
+@pytest.mark.parametrize("context", [64, 512, 4096])
+def test_both_attentions_are_matched_by_one_rule(context: int) -> None:
+    """Pairs of a query and a key it may see, times what a pair costs: D + V, and one D more for a second branch."""
+    pairs = (context + 1) / 2
+    cases: list[tuple[LinearPreset | None, int]] = [(None, 1), ("bilinear", 2), ("linear", 1)]
+    for preset, branches in cases:
+        model = example(preset)
+        weights = forward_flops(model, context) - model.n_layers * scores(model, context)
+        per_pair = 2 * 4 * (branches * 8 + 8)
+        if preset is None or context == 64:
+            assert causal_flops(model, context) == pytest.approx(weights + 3 * pairs * per_pair, rel=1e-3)
+        else:  # chunks: what is done is what is needed
+            assert causal_flops(model, context) == forward_flops(model, context)
+
+
+def scores(model: Model, context: int) -> float:
+    """Return the FLOPs of a layer's scores, a token, by torch's count of the model with and without them."""
+    matrices = sum(p.numel() for n, p in TensorTransformer(model).named_parameters() if "proj" in n or "head" in n)
+    return (counted_flops(model, context) - 2 * matrices) / model.n_layers
 
 
 def test_a_match_keeps_the_proportions_of_two_widths() -> None:

@@ -56,12 +56,16 @@ def test_every_recipe_of_the_project_loads_and_its_runs_survive_toml(path: Path)
         ("tokens = 2560", "tokens = 100", "less than one step"),
         ("batch_size = 8", "batch_size = 8\nmicro_batch_size = 3", "3 does not divide batch_size = 8"),
         ('name = "tiny"', 'name = "../tiny"', r"matching regex.*at `\$\.name`"),
-        ("validation = 0.2", "validation = 0.9", "leave no documents"),
+        ("validation = 0.2", "validation = 0.9", "leaves nothing to train on"),
         ('preset = "bilinear"', 'preset = "bilinear2"', r"Invalid enum value 'bilinear2' - at `\$\.model\.mixers"),
         ('kind = "adamw"', 'kind = "adam"', r"Invalid value 'adam' - at `\$\.train\.optimizer\.kind`"),
         ("[variants.swiglu]", "[variants.swiglu]\ntrain.tokens = 5", "must be the same for all variants"),
         ("[variants.swiglu]", "[variants.swiglu]\ndata.validation = 0.1", "may override `model` and `train` only"),
         ("[train]", "[train", "not TOML"),
+        ("lr = 1e-2", "lr = nan", r"finite number, got `nan` - at `\$\.train\.optimizer\.lr`"),
+        ("delta = 0.05", "delta = inf", r"finite number, got `inf` - at `\$\.compare\.delta`"),
+        ("seeds = [0, 1]", "seeds = [0, 1]\nlearning_rates = [1e-3, inf]", r"finite number, got `inf`"),
+        ("n_layers = 2", "n_layers = 3_000_000", r"<= 10000 - at `\$\.model\.n_layers`"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -90,6 +94,10 @@ def test_overrides_from_the_command_line(tmp_path: Path) -> None:
             load_config(path, [bad])
 
 
+def test_tokens_are_whole_steps(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, TINY), ["train.tokens=2700"]).train.tokens == 21 * 128
+
+
 def test_an_override_of_another_kind_replaces_the_table(tmp_path: Path) -> None:
     text = (
         TINY
@@ -103,6 +111,8 @@ def test_the_hash_sees_every_value_and_no_order(tmp_path: Path) -> None:
     recipe = load_config(write(tmp_path, TINY))
     run = variant_run(recipe, "bilinear", 0)
     assert run_hash(run) == run_hash(run_from_toml(to_toml(run)))
+    more = write(tmp_path, TINY + '[model.ffns.unused]\nkind = "feed_forward"\ngate = "relu"\nd_ff = 7\n')
+    assert run_hash(variant_run(load_config(more), "bilinear", 0)) == run_hash(run)  # no layer uses it
     other = msgspec.structs.replace(run, seed=1)
     assert run_hash(other) != run_hash(run)
     assert differences(run, other) == ["seed: 0 → 1"]

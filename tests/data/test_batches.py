@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorformer.data.batches import Batches, Windows, evaluation_windows
+from tensorformer.data.batches import Batches, evaluation_windows, scored_tokens
 from tensorformer.errors import DataError
 
 
@@ -139,22 +139,28 @@ def test_too_little_text() -> None:
         Batches(ramp(9), 8, 2, 0).batch(-1)
 
 
-@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 400), st.integers(0, 300), st.integers(1, 7))
-def test_evaluation_windows(context: int, multiple: int, limit: int, extra: int, batch_size: int) -> None:
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 400), st.integers(0, 300))
+def test_evaluation_windows(context: int, multiple: int, limit: int, extra: int) -> None:
     span = context * multiple
     tokens = ramp(span + 1 + extra)
-    batches = list(evaluation_windows(tokens, context, limit, span, batch_size))
-    assert all(len(inputs) == batch_size for inputs, _ in batches[:-1])
+    batches = list(evaluation_windows(tokens, context, limit, span))
     targets = torch.cat([targets for _, targets in batches])
     assert torch.equal(torch.cat([inputs for inputs, _ in batches]) + 1, targets)
     assert targets.shape[1] == context
     flat = targets.flatten()
     assert len(flat.unique()) == len(flat)  # nothing is scored twice
     assert len(flat) <= max(limit, span)
-    assert len(flat) == max(1, min(limit, len(tokens) - 1) // span) * span
+    assert len(flat) == scored_tokens(tokens, limit, span)
 
     longest = torch.cat([targets for _, targets in evaluation_windows(tokens, span, limit, span)])
     assert torch.equal(longest.flatten(), flat)  # the same targets at every context
+
+
+@pytest.mark.parametrize("context", [64, 4096, 20_000])
+def test_a_batch_of_evaluation_grows_with_no_context(context: int) -> None:
+    batches = list(evaluation_windows(ramp(60_001), context, 60_000))
+    assert all(inputs.numel() <= max(8192, context) for inputs, _ in batches)
+    assert sum(inputs.numel() for inputs, _ in batches) == scored_tokens(ramp(60_001), 60_000, context)
 
 
 def test_evaluation_is_spread_over_the_whole_part() -> None:

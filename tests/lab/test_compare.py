@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tensorformer.config.load import load_config
-from tensorformer.errors import CheckpointError, ConfigError, DivergenceError
+from tensorformer.errors import CheckpointError, ConfigError, DivergenceError, TensorformerError
 from tensorformer.files import sha256
 from tensorformer.lab.compare import Watcher, compare, read_results
 from tensorformer.lab.plan import plan, plan_one
@@ -38,7 +38,8 @@ def run(text: str = TINY) -> tuple[Comparison, list[str]]:
     def tasks(batch: list[Task]) -> None:
         trained.extend(t.label for t in batch)
 
-    return compare(load_config("tiny.toml"), Path("runs"), "cpu", 2, Watcher(on_tasks=tasks)), trained
+    recipe = load_config("tiny.toml")
+    return compare(recipe, plan(recipe), Path("runs"), "cpu", 2, Watcher(on_tasks=tasks)), trained
 
 
 def test_a_comparison_is_trained_once_and_added_to(home: Path) -> None:
@@ -55,16 +56,23 @@ def test_a_comparison_is_trained_once_and_added_to(home: Path) -> None:
     assert set(bilinear.context_losses) == {16, 32, 64}
     assert bilinear.tokens_per_second == pytest.approx(128 / bilinear.step_seconds)
     assert bilinear.seeds[0].curve[-1].step == 20
-    assert bilinear.seeds[0].peak_memory > 0
+    assert 50_000 < baseline.peak_memory < 20_000_000  # 14k float32 weights thrice, and activations
+    assert 0.2 < bilinear.peak_memory / baseline.peak_memory < 5
     assert any("remainder" in n for n in first.notes)
 
     again, trained = run()
     assert trained == []
     assert msgspec.structs.replace(again, created="") == msgspec.structs.replace(first, created="")
 
-    more = (
-        TINY.replace("seeds = [0, 1]", "seeds = [0, 1, 2]") + "[variants.third]\nmodel.mixers.softmax.qk_norm = true\n"
-    )
+    more = TINY.replace("seeds = [0, 1]", "seeds = [0, 1, 2]")
+    more += """
+[variants.third]
+model.layers = [{ mixer = "normed", ffn = "swiglu" }]
+[model.mixers.normed]
+kind = "softmax_attention"
+n_heads = 2
+qk_norm = true
+"""
     grown, trained = run(more)
     assert sorted(trained) == ["bilinear/seed-2", "swiglu/seed-2", "third/seed-0", "third/seed-1", "third/seed-2"]
     assert grown.variants[1].seeds[:2] == bilinear.seeds
@@ -111,11 +119,14 @@ def test_a_learning_rate_is_chosen_for_each_variant_on_the_tuning_part(home: Pat
         assert set(v.learning_rate_losses) == {"1e-05", "0.01"}  # the third diverged, and says nothing
         assert v.learning_rate_losses["0.01"] < v.learning_rate_losses["1e-05"]
     assert any("tuning part" in n for n in results.notes)
+    again, trained = run(text)
+    assert trained == []  # not even the one that diverged
+    assert again.variants == results.variants
 
 
 def test_a_run_that_diverges_is_named_and_the_others_are_kept(home: Path) -> None:
     text = TINY + "[variants.wild]\ntrain.optimizer.lr = 1e30\ntrain.schedule.warmup_steps = 0\n"
-    with pytest.raises(DivergenceError, match=r"wild.seed-0: step .*\(and 1 more\)"):
+    with pytest.raises(DivergenceError, match=r"wild.seed-\d: step .*\(and 1 more\)"):
         run(text)
     results, trained = run()
     assert trained == []
@@ -139,7 +150,11 @@ def test_a_folder_of_another_recipe_is_refused_before_anything_is_trained(home: 
             'preset = "bilinear"\nn_heads = 2\nhead_dim = 512',
             "can't be|comes within",
         ),
-        ("d_model = 16", "d_model = 16\nvocab_size = 100", r"vocab_size: 100 is less than the tokenizer's; write 256"),
+        (
+            "d_model = 16",
+            "d_model = 16\nvocab_size = 100",
+            r"vocab_size: 100 .in swiglu. is less than the tokenizer's; write 256",
+        ),
         ("[compare]\n", "[compare]\nmultiple_of = 64\n", "multiple of 64 comes within"),
     ],
 )
@@ -148,10 +163,42 @@ def test_what_can_not_be_compared_is_refused(home: Path, old: str, new: str, mes
     with pytest.raises(Exception, match=message) as e:
         run(
             TINY.replace(old, new)
-            .replace("tokens = 2560", "tokens = 25600")
+            .replace("tokens = 2560", "tokens = 256_000")
             .replace("warmup_steps = 2", "warmup_steps = 1")
         )
     assert type(e.value).__name__ in ("ConfigError", "DataError")
+
+
+def test_a_refused_folder_claims_no_other(home: Path) -> None:
+    run()
+    with pytest.raises(CheckpointError):
+        run(TINY.replace("lr = 1e-2", "lr = 2e-2").replace("seeds = [0, 1]", "seeds = [5, 0, 1]"))
+    results, trained = run(TINY.replace("seeds = [0, 1]", "seeds = [5, 0, 1]"))
+    assert sorted(trained) == ["bilinear/seed-5", "swiglu/seed-5"]
+    assert len(results.variants[0].seeds) == 3
+
+
+def test_a_run_that_diverged_before_its_first_checkpoint_may_be_tried_at_another_rate(home: Path) -> None:
+    wild = TINY + "[variants.wild]\ntrain.optimizer.lr = LR\ntrain.schedule.warmup_steps = 0\n"
+    with pytest.raises(DivergenceError):
+        run(wild.replace("LR", "1e30"))
+    results, _ = run(wild.replace("LR", "1e-3"))
+    assert len(results.variants) == 3
+
+
+def test_budgets_that_do_not_outlast_the_warm_up_are_refused(home: Path) -> None:
+    text = TINY.replace("warmup_steps = 2", "warmup_steps = 12").replace(
+        "delta = 0.05", "delta = 0.05\ndata_to_match = true"
+    )
+    with pytest.raises(ConfigError, match="warmup_steps: 12 of 10 steps"):
+        run(text)
+    assert not list((home / "runs").rglob("metrics.jsonl"))
+
+
+def test_a_folder_that_can_not_be_written_is_one_line(home: Path) -> None:
+    (home / "runs").write_text("a file, not a folder")
+    with pytest.raises(TensorformerError, match=r"runs.tiny.* can't be written .*choose another folder"):
+        run()
 
 
 def test_a_single_variant_is_planned_as_the_comparison_would(home: Path) -> None:
@@ -214,6 +261,6 @@ def test_a_process_that_is_killed_is_named_and_the_rest_goes_on(home: Path) -> N
 
     recipe = load_config("tiny.toml")
     with pytest.raises(Exception, match=r"killed by signal 9 \(SIGKILL\); out of memory\? lower --jobs"):
-        compare(recipe, Path("runs"), "cpu", 2, Watcher(on_event=kill_one))
-    results = compare(recipe, Path("runs"), "cpu", 2)
+        compare(recipe, plan(recipe), Path("runs"), "cpu", 2, Watcher(on_event=kill_one))
+    results = compare(recipe, plan(recipe), Path("runs"), "cpu", 2)
     assert len(results.variants) == 2

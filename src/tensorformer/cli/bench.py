@@ -26,7 +26,7 @@ class Bench(Options):
     def run(self) -> None:
         """Do it."""
         from tensorformer.bench.train import against_llama
-        from tensorformer.cli.progress import console
+        from tensorformer.cli.show import console
         from tensorformer.errors import ConfigError
         from tensorformer.lab.device import pick
 

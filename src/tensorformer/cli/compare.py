@@ -31,15 +31,18 @@ class Compare(RunOptions):
 
     def run(self) -> None:
         """Do it."""
-        from tensorformer.cli.progress import Live, show_plan, show_results
+        from tensorformer.cli.options import in_recipe
+        from tensorformer.cli.progress import Live
+        from tensorformer.cli.show import show_plan, show_results
         from tensorformer.config.load import load_config
         from tensorformer.errors import ConfigError
         from tensorformer.lab.compare import compare
+        from tensorformer.lab.device import default_jobs
         from tensorformer.lab.plan import plan
-        from tensorformer.lab.pool import default_jobs
 
         recipe = load_config(self.recipe, self.overrides)
-        planned = plan(recipe)
+        with in_recipe(self.recipe):
+            planned = plan(recipe)
         jobs = default_jobs(self.device) if self.jobs is None else self.jobs
         if jobs < 1:
             raise ConfigError(f"--jobs {jobs}: write 1 or more")
@@ -47,7 +50,7 @@ class Compare(RunOptions):
             show_plan(recipe, planned, self.runs, self.device, jobs)
             return
         with Live() as live:
-            comparison = compare(recipe, self.runs, self.device, jobs, live.watcher, str(self.recipe))
+            comparison = compare(recipe, planned, self.runs, self.device, jobs, live.watcher, str(self.recipe))
         from tensorformer.report import write_report
 
         page = write_report(comparison, self.runs / recipe.name)

@@ -45,6 +45,10 @@ class Generate(Options):
 
         if self.tokens < 1:
             raise ConfigError(f"--tokens {self.tokens}: write 1 or more")
+        try:
+            self.prompt.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("--prompt: is not valid UTF-8") from None
         model, tokenizer = load_run(self.run_folder, pick(self.device))
         prompt = [tokenizer.end_of_document, *tokenizer.encode(self.prompt)]
         decoder = tokenizer.decoder()
@@ -57,6 +61,7 @@ class Generate(Options):
             top_p=self.top_p,
             seed=self.seed,
             stop=tokenizer.end_of_document,
+            vocab_size=tokenizer.vocab_size,
         ):
             sys.stdout.write(decoder.push(token))
             sys.stdout.flush()

@@ -27,7 +27,7 @@ class List(Options):
         """Do it."""
         from rich.table import Table
 
-        from tensorformer.cli.progress import console
+        from tensorformer.cli.show import console
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         rows = {"gates": _gates, "activations": _activations, "attention": _attention, "runs": self._runs}[self.what]()
@@ -38,17 +38,23 @@ class List(Options):
         console.print(table)
 
     def _runs(self) -> list[tuple[str, ...]]:
+        from tensorformer.errors import CheckpointError, TensorformerError
         from tensorformer.lab import checkpoint, record
         from tensorformer.lab.optim import n_steps
 
-        rows: list[tuple[str, ...]] = [("run", "steps", "loss", "folder")]
+        rows: list[tuple[str, ...]] = [("run", "steps", "loss")]
         for identity in sorted(self.runs.rglob(record.IDENTITY)):
             folder = identity.parent
-            steps, last, result = n_steps(record.read_run(folder).train), checkpoint.latest(folder), None
-            result = record.read_result(folder)
+            try:
+                steps = n_steps(record.read_run(folder).train)
+                last, result = checkpoint.latest(folder), record.read_result(folder)
+            except TensorformerError:
+                rows.append((str(folder), "unreadable", ""))
+                continue
             done = "0" if last is None else last.name.removeprefix("checkpoint-")
-            loss = f"{result.loss:.4f}" if result else "not finished"
-            rows.append((str(folder.relative_to(self.runs)), f"{done} of {steps}", loss, str(folder)))
+            rows.append((str(folder), f"{done} of {steps}", f"{result.loss:.4f}" if result else "not finished"))
+        if len(rows) == 1:
+            raise CheckpointError(f"{self.runs}: no runs there; `tensorformer train` or `compare` makes some")
         return rows
 
 

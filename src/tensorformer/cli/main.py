@@ -50,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (TensorformerError, OSError, MemoryError) as e:
-        if command.debug:
+    except (TensorformerError, OSError, MemoryError, RuntimeError) as e:
+        out_of_memory = "memory" in str(e).lower() or isinstance(e, MemoryError)  # torch has no class for it on a CPU
+        if command.debug or (type(e) is RuntimeError and not out_of_memory):
             raise
         print(f"error: {_one_line(e)}", file=sys.stderr)
         return 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -32,3 +34,14 @@ class RunOptions(Options):
 
     overrides: Overrides = ()
     """Change a value of the recipe: --set train.tokens=1000000 (may be repeated)."""
+
+
+@contextlib.contextmanager
+def in_recipe(path: Path) -> Iterator[None]:
+    """Name the recipe in front of what is wrong with it."""
+    from tensorformer.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from None

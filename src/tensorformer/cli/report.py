@@ -20,7 +20,7 @@ class Report(Options):
 
     def run(self) -> None:
         """Do it."""
-        from tensorformer.cli.progress import show_results
+        from tensorformer.cli.show import show_results
         from tensorformer.lab.compare import read_results
         from tensorformer.report import write_report
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -34,22 +31,26 @@ class Train(RunOptions):
 
     def run(self) -> None:
         """Do it."""
-        from tensorformer.cli.progress import Live, console
+        from tensorformer.cli.options import in_recipe
+        from tensorformer.cli.progress import Live
+        from tensorformer.cli.show import console
         from tensorformer.config.load import load_config
         from tensorformer.data.prepare import prepare
         from tensorformer.errors import ConfigError
-        from tensorformer.lab.compare import check_fits
         from tensorformer.lab.device import pick
-        from tensorformer.lab.plan import plan_one
+        from tensorformer.lab.interrupt import interrupts_noted
+        from tensorformer.lab.plan import check_fits, plan_one
         from tensorformer.lab.pool import Event, Task
         from tensorformer.lab.train import Interrupted, train
 
         recipe = load_config(self.recipe, self.overrides)
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed}: write 0 or more")
-        planned, contexts = plan_one(recipe, self.variant), recipe.compare.contexts if recipe.compare else (1,)
+        with in_recipe(self.recipe):
+            planned = plan_one(recipe, self.variant)
+        contexts = recipe.compare.contexts if recipe.compare else (1,)
         corpus = prepare(recipe.data)
-        check_fits(corpus, planned.run, contexts)
+        check_fits(corpus, [planned], contexts)
         folder = self.runs / recipe.name / planned.name / f"seed-{self.seed}"
         label = f"{planned.name}/seed-{self.seed}"
         with Live() as live, interrupts_noted() as interrupted:
@@ -71,19 +72,3 @@ class Train(RunOptions):
             f"{result.bits_per_byte:.4f} bits a byte, {result.seconds:.0f} s of training"
         )
         console.print(f"Sample from it: tensorformer generate {folder}", soft_wrap=True)
-
-
-@contextlib.contextmanager
-def interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C was pressed; a second one interrupts at once."""
-    noted: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        noted.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(noted)
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorformer.config.schema import FeedForward, LinearAttention, Model, Recipe, Run, SoftmaxAttention, Train
+from tensorformer.config.schema import Data, FeedForward, LinearAttention, Model, Recipe, Run, SoftmaxAttention, Train
 from tensorformer.errors import ConfigError, GateError, suggest
 from tensorformer.gates import Gate, Scalar, activation
 
@@ -44,9 +44,8 @@ def check_recipe(recipe: Recipe) -> None:
 def check_run(run: Run) -> None:
     """Refuse a run that can't be built."""
     _check_model(run.model)
-    _check_train(run.train)
-    if run.data.validation + run.data.tuning >= 1:
-        raise ConfigError("$.data: validation and tuning leave no documents to train on; their sum must be below 1")
+    check_train(run.train)
+    check_shares(run.data)
 
 
 def _check_model(model: Model) -> None:
@@ -78,7 +77,15 @@ def _check_mixer(mixer: SoftmaxAttention | LinearAttention, d_model: int, where:
         raise ConfigError(f"{where}.n_kv_heads: {mixer.n_kv_heads} does not divide n_heads = {heads}")
 
 
-def _check_train(train: Train) -> None:
+def check_shares(data: Data) -> None:
+    """Refuse a split that leaves nothing to train on."""
+    if data.validation + data.tuning >= 1:
+        total = f"data.validation + data.tuning = {data.validation} + {data.tuning}"
+        raise ConfigError(f"{total} leaves nothing to train on; keep their sum below 1")
+
+
+def check_train(train: Train) -> None:
+    """Refuse a run that takes no step, or that ends before its warm-up does."""
     per_step = train.batch_size * train.context
     if train.tokens < per_step:
         raise ConfigError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tensorformer.config.check import feed_forward_activation
 from tensorformer.config.schema import FeedForward, LinearAttention, Model, SoftmaxAttention
-from tensorformer.config.shapes import PRESETS, blocks, heads
+from tensorformer.config.shapes import PRESETS, Heads, blocks, heads
 from tensorformer.gates import Gate
 from tensorformer.ops.linear_attention import flops as linear_attention_flops
+from tensorformer.ops.linear_attention.plan import auto_chunk
 
 
 def parameters(model: Model) -> int:
@@ -33,6 +34,24 @@ def forward_flops(model: Model, context: int) -> int:
     return total
 
 
+def causal_flops(model: Model, context: int) -> int:
+    """Return the FLOPs of a forward pass, a token, with every score that a causal model has no use for left out.
+
+    What models of different attention are matched by: ``forward_flops`` charges softmax for the masked half of its
+    scores, which bilinear attention never computes.
+    """
+    total = forward_flops(model, context)
+    for mixer, _ in blocks(model):
+        part, pairs = model.mixers[mixer], context * (context - 1) // 2
+        h = heads(part, model.d_model)
+        if isinstance(part, SoftmaxAttention):
+            total -= 4 * h.n_heads * h.head_dim * pairs // context
+        elif _is_quadratic(part, h, context):
+            needed = 2 * (PRESETS[part.preset].degree * h.head_dim + h.value_dim) * h.n_heads * (pairs + context)
+            total += (needed - _score_flops(part, model.d_model, context)) // context
+    return total
+
+
 def training_flops(model: Model, context: int) -> int:
     """Return the FLOPs of a training step, a token: a backward pass costs two forward ones; recomputation is free."""
     return 3 * forward_flops(model, context)
@@ -51,6 +70,11 @@ def mixer_matrices(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> i
     preset = PRESETS[mixer.preset]
     gate = h.n_heads if preset.decay == "learned" else 0
     return d_model * (2 * preset.degree * h.n_heads * h.head_dim + 2 * h.n_heads * h.value_dim + gate)
+
+
+def _is_quadratic(mixer: LinearAttention, h: Heads, context: int) -> bool:
+    key_dims = (h.head_dim,) * PRESETS[mixer.preset].degree
+    return auto_chunk(context, key_dims, h.value_dim, initial=False, final=False) >= context
 
 
 def _mixer_vectors(mixer: SoftmaxAttention | LinearAttention) -> int:

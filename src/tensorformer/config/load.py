@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import tomli_w
 
 from tensorformer.config.check import check_recipe, check_run
 from tensorformer.config.schema import Recipe, Run, Section
+from tensorformer.config.shapes import blocks
 from tensorformer.errors import ConfigError, suggest
 
 T = TypeVar("T", bound=Section)
@@ -50,7 +52,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         tree = merge(tree, _parse_override(override))
     try:
-        recipe = _decode(tree, Recipe)
+        recipe = _whole_steps(_decode(tree, Recipe))
         check_recipe(recipe)
         for name in recipe.variants or {}:
             variant_run(recipe, name, seed=0)
@@ -64,7 +66,7 @@ def variant_run(recipe: Recipe, name: str | None, seed: int) -> Run:
     base = Run(data=recipe.data, model=recipe.model, train=recipe.train, seed=seed)
     if name is None:
         check_run(base)
-        return base
+        return _used_only(base)
     if name not in recipe.variants:
         raise ConfigError(f"there is no variant {name!r}{suggest(name, recipe.variants)}")
     overrides = {k: v for k, v in recipe.variants[name].items() if k != "description"}
@@ -81,7 +83,7 @@ def variant_run(recipe: Recipe, name: str | None, seed: int) -> Run:
         check_run(run)
     except ConfigError as e:
         raise ConfigError(f"{where}: {e}") from None
-    return run
+    return _used_only(run)
 
 
 def description(recipe: Recipe, name: str) -> str:
@@ -129,6 +131,21 @@ def differences(old: Run, new: Run) -> list[str]:
     return [f"{k}: {a.get(k, 'absent')} → {b.get(k, 'absent')}" for k in {**a, **b} if a.get(k) != b.get(k)]
 
 
+def _whole_steps(recipe: Recipe) -> Recipe:
+    """Round the tokens down to whole steps, so that what a recipe says and what is trained are one number."""
+    per_step = recipe.train.batch_size * recipe.train.context
+    tokens = recipe.train.tokens // per_step * per_step or recipe.train.tokens  # less than a step is refused later
+    return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, tokens=tokens))
+
+
+def _used_only(run: Run) -> Run:
+    """Leave out the parts that no layer uses: naming a new one in the recipe must not make this another run."""
+    used = blocks(run.model)
+    mixers = {name: run.model.mixers[name] for name, _ in used}
+    ffns = {name: run.model.ffns[name] for _, name in used}
+    return msgspec.structs.replace(run, model=msgspec.structs.replace(run.model, mixers=mixers, ffns=ffns))
+
+
 def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[\w.-]+", key.strip()):
@@ -142,6 +159,9 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
+    for key, value in _leaves(tree):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"Expected a finite number, got `{value}` - at `$.{key}`")
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as e:
@@ -170,5 +190,8 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, Mapping):
         for k, v in tree.items():
             yield from _leaves(v, f"{path}.{k}" if path else k)
+    elif isinstance(tree, list | tuple) and any(isinstance(v, float | Mapping) for v in tree):
+        for i, v in enumerate(tree):
+            yield from _leaves(v, f"{path}[{i}]")
     else:
         yield path, tree

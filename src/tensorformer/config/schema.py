@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
+Depth = Annotated[int, Meta(ge=1, le=10_000)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
@@ -90,14 +91,14 @@ class Layer(Section, frozen=True):
 
     mixer: str
     ffn: str
-    repeat: Positive = 1
+    repeat: Depth = 1
 
 
 class Model(Section, frozen=True):
     """A pre-norm decoder; ``layers`` is cycled until ``n_layers`` blocks are there."""
 
     d_model: Positive
-    n_layers: Positive
+    n_layers: Depth
     mixers: dict[str, SoftmaxAttention | LinearAttention]
     ffns: dict[str, FeedForward]
     layers: Annotated[tuple[Layer, ...], Meta(min_length=1)]

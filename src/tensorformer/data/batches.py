@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tensorformer.errors import DataError
 
+EVALUATION_BATCH = 8192  # tokens of a forward pass, whatever the context
 Windows = tuple[Int64[Tensor, "batch context"], Int64[Tensor, "batch context"]]
 
 
@@ -75,7 +76,6 @@ def evaluation_windows(
     context: int,
     limit_tokens: int,
     span: int | None = None,
-    batch_size: int = 32,
 ) -> Iterator[Windows]:
     """Yield the windows on which a loss is measured: always the same ones, spread over the whole part.
 
@@ -89,7 +89,6 @@ def evaluation_windows(
         context: tokens a window.
         limit_tokens: targets scored at most (but one span at least).
         span: tokens, a multiple of ``context``; None: ``context``.
-        batch_size: windows a batch; the last batch may be smaller.
 
     Yields:
         Inputs and targets, two (batch, context) int64 tensors of token ids.
@@ -102,17 +101,23 @@ def evaluation_windows(
     if span < 1 or span % context:
         raise ValueError(f"span {span} tokens: must be a multiple of the context, {context} tokens")
     _require(tokens, span, "the part to evaluate on", "shorten train.context or compare.contexts, or raise its share")
-    return _evaluation_windows(tokens, context, limit_tokens, batch_size, span)
+    return _evaluation_windows(tokens, context, limit_tokens, span)
+
+
+def scored_tokens(tokens: UInt[np.ndarray, " tokens"], limit_tokens: int, span: int) -> int:
+    """Return how many targets ``evaluation_windows`` scores: whole spans, at least one."""
+    return max(1, min(limit_tokens, len(tokens) - 1) // span) * span
 
 
 def _evaluation_windows(
-    tokens: UInt[np.ndarray, " tokens"], context: int, limit_tokens: int, batch_size: int, span: int
+    tokens: UInt[np.ndarray, " tokens"], context: int, limit_tokens: int, span: int
 ) -> Iterator[Windows]:
-    count = max(1, min(limit_tokens, len(tokens) - 1) // span)
+    count = scored_tokens(tokens, limit_tokens, span) // span
     free = len(tokens) - 1 - count * span
     starts = [
         k * span + (2 * k + 1) * free // (2 * count) + inner for k in range(count) for inner in range(0, span, context)
     ]
+    batch_size = max(1, EVALUATION_BATCH // context)
     for first in range(0, len(starts), batch_size):
         yield _gather(tokens, starts[first : first + batch_size], context)
 

@@ -21,9 +21,10 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt
 
+from tensorformer.config.check import check_shares
 from tensorformer.config.schema import BPE, Bytes, Data, TokenizerFile
 from tensorformer.data.corpus import Document, describe, documents
-from tensorformer.data.split import PARTS, Part, check_shares, part, place, position
+from tensorformer.data.split import PARTS, Part, part, place, position
 from tensorformer.data.tokenizer import Tokenizer, load, load_tokenizer, read_model
 from tensorformer.errors import DataError
 from tensorformer.files import sha256

@@ -5,18 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Literal, get_args
 
+from tensorformer.config.check import check_shares
 from tensorformer.config.schema import Data
-from tensorformer.errors import ConfigError
 
 Part = Literal["train", "validation", "tuning"]
 PARTS: tuple[Part, ...] = get_args(Part)
-
-
-def check_shares(data: Data) -> None:
-    """Raise a ConfigError if validation and tuning leave nothing to train on."""
-    if data.validation + data.tuning >= 1:
-        total = f"data.validation + data.tuning = {data.validation} + {data.tuning}"
-        raise ConfigError(f"{total} leaves nothing to train on; keep their sum below 1")
 
 
 def position(text: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 from pathlib import Path
 
@@ -14,11 +13,20 @@ from tensorformer import __version__
 from tensorformer.config.load import to_toml
 from tensorformer.config.match import widths
 from tensorformer.config.schema import Recipe
+from tensorformer.data.batches import scored_tokens
 from tensorformer.data.prepare import Corpus
 from tensorformer.lab import statistics
+from tensorformer.lab.device import cores
 from tensorformer.lab.plan import Planned
 from tensorformer.lab.results import Comparison, Difference, Ratio, SeedResult, Variant
 from tensorformer.lab.results import Corpus as CorpusFacts
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a training step takes."""
+
+    seconds: float
+    peak_memory: int  # bytes
 
 
 def assemble(
@@ -29,7 +37,7 @@ def assemble(
     runs: dict[str, list[SeedResult]],
     grids: dict[str, dict[float, float]],
     curve: dict[int, dict[int, float]],
-    seconds: dict[str, float],
+    cost: dict[str, Cost],
     conditions: dict[str, str],
 ) -> Comparison:
     """Return the results of a comparison whose runs have all finished.
@@ -42,7 +50,7 @@ def assemble(
         runs: variant -> its finished runs.
         grids: variant -> learning rate -> loss on the tuning part; empty without a grid.
         curve: seed -> tokens -> the baseline's final loss; empty without data-to-match.
-        seconds: variant -> seconds of a training step.
+        cost: variant -> what a training step takes.
         conditions: under which the runs were trained, as label -> text.
     """
     assert recipe.compare is not None
@@ -53,11 +61,10 @@ def assemble(
     variants = []
     for p in chosen:
         ratio = statistics.data_to_match(curve, losses[p.name], train.tokens) if curve and p.name in losses else None
-        slower = seconds[p.name] / seconds[compare.baseline]
-        variants.append(
-            _variant(p, runs[p.name], grids[p.name], differences.get(p.name), ratio, slower, seconds[p.name])
-        )
+        slower = cost[p.name].seconds / cost[compare.baseline].seconds
+        variants.append(_variant(p, runs[p.name], grids[p.name], differences.get(p.name), ratio, slower, cost[p.name]))
     budgets = next(iter(curve.values()), {})
+    scored = scored_tokens(corpus.validation.tokens, train.final_tokens, max(compare.contexts) * train.context)
     return Comparison(
         name=recipe.name,
         recipe_path=recipe_path,
@@ -69,7 +76,7 @@ def assemble(
         tokens=train.tokens,
         context=train.context,
         seeds=list(compare.seeds),
-        corpus=_corpus_facts(corpus, train.final_tokens),
+        corpus=_corpus_facts(corpus, scored),
         machine=machine() | conditions,
         variants=variants,
         notes=_notes(recipe, chosen),
@@ -84,10 +91,9 @@ def _variant(
     difference: Difference | None,
     ratio: Ratio | None,
     slower: float,
-    seconds: float,
+    cost: Cost,
 ) -> Variant:
     train = p.run.train
-    config = msgspec.structs.replace(p.run, seed=0)
     return Variant(
         name=p.name,
         description=p.description,
@@ -103,11 +109,11 @@ def _variant(
         data_to_match=ratio,
         time_to_match=statistics.scale(ratio, slower) if ratio else None,
         context_losses={n: statistics.estimate([r.context_losses[n] for r in seeds]) for n in seeds[0].context_losses},
-        step_seconds=seconds,
-        tokens_per_second=train.batch_size * train.context / seconds,
-        peak_memory=max(r.peak_memory for r in seeds),
+        step_seconds=cost.seconds,
+        tokens_per_second=train.batch_size * train.context / cost.seconds,
+        peak_memory=cost.peak_memory,
         seeds=seeds,
-        config=to_toml(config),
+        config=to_toml(p.run).removeprefix("seed = 0\n").lstrip(),
     )
 
 
@@ -119,7 +125,7 @@ def _notes(recipe: Recipe, chosen: list[Planned]) -> list[str]:
         spread = ", ".join(f"{p.name} {p.n_params:,}" for p in chosen)
         notes.append(f"Nothing was matched: the variants differ in size ({spread} parameters).")
     else:
-        what = "parameters" if compare.match == "params" else "FLOPs a token"
+        what = "parameters" if compare.match == "params" else "FLOPs a token, scores counted causally"
         notes.append(f"Matched in {what}; the largest remainder is {largest.remainder:+.2%} ({largest.name}).")
     notes.append("Every variant saw the same tokens in the same order at the same seed.")
     if compare.learning_rates:
@@ -134,7 +140,7 @@ def _notes(recipe: Recipe, chosen: list[Planned]) -> list[str]:
     return notes
 
 
-def _corpus_facts(corpus: Corpus, limit: int) -> CorpusFacts:
+def _corpus_facts(corpus: Corpus, scored: int) -> CorpusFacts:
     return CorpusFacts(
         source=corpus.source,
         tokenizer=corpus.tokenizer.description,
@@ -143,7 +149,7 @@ def _corpus_facts(corpus: Corpus, limit: int) -> CorpusFacts:
         train_tokens=len(corpus.train.tokens),
         validation_documents=corpus.validation.n_documents,
         validation_tokens=len(corpus.validation.tokens),
-        validation_tokens_used=min(limit, len(corpus.validation.tokens)),
+        validation_tokens_used=scored,
     )
 
 
@@ -151,7 +157,7 @@ def machine() -> dict[str, str]:
     """Return what the runs were trained on, as label -> text."""
     return {
         "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores()),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "tensorformer": __version__,

@@ -128,5 +128,4 @@ def _restore_optimizers(
     for path, value in tensors.items():
         i, name, key = path.split("/")
         p = parameters[name]
-        # A step count stays where the optimiser put it; moments live with their parameter.
-        optimizers[int(i)].state[p][key] = value if value.ndim == 0 else value.to(p.device)
+        optimizers[int(i)].state[p][key] = value.to(p.device)  # step counts too: fused AdamW keeps them there

@@ -8,17 +8,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from tensorformer.config.check import check_train
 from tensorformer.config.load import run_hash
-from tensorformer.config.schema import Compare, Recipe, Run, WarmupStableDecay
+from tensorformer.config.schema import Compare, Recipe, WarmupStableDecay
 from tensorformer.data.prepare import Corpus, prepare
-from tensorformer.errors import CheckpointError, ConfigError, DivergenceError, TensorformerError
+from tensorformer.errors import CheckpointError, DivergenceError, TensorformerError
 from tensorformer.files import write_bytes
 from tensorformer.lab import record
-from tensorformer.lab.assemble import assemble, machine
+from tensorformer.lab.assemble import Cost, assemble, machine
 from tensorformer.lab.device import pick
-from tensorformer.lab.plan import Planned, plan
+from tensorformer.lab.memory import training_peaks
+from tensorformer.lab.optim import n_steps
+from tensorformer.lab.plan import Planned, check_fits
 from tensorformer.lab.pool import Event, Task, run_all
-from tensorformer.lab.results import Comparison, SeedResult
+from tensorformer.lab.results import FORMAT, Comparison, SeedResult
 from tensorformer.lab.timing import step_seconds
 
 RESULTS = "results.json"
@@ -36,6 +39,7 @@ class Watcher(NamedTuple):
 
 def compare(
     recipe: Recipe,
+    planned: list[Planned],
     root: Path,
     device: str,
     jobs: int,
@@ -46,6 +50,7 @@ def compare(
 
     Args:
         recipe: with a ``[compare]`` table.
+        planned: its variants, as ``plan`` returns them.
         root: folder of all runs; this one's is ``root / recipe.name``.
         device: by name, ``"auto"`` for the best there is.
         jobs: runs trained side by side.
@@ -57,17 +62,18 @@ def compare(
         KeyboardInterrupt: all runs have stopped at a checkpoint.
     """
     assert recipe.compare is not None
-    folder, corpus, planned = root / recipe.name, prepare(recipe.data), plan(recipe)
-    check_fits(corpus, planned[0].run, recipe.compare.contexts)
+    folder, corpus = root / recipe.name, prepare(recipe.data)
+    check_fits(corpus, planned, recipe.compare.contexts)
     lab = _Lab(recipe, recipe.compare, corpus, folder, device, jobs, watcher)
     lab.train_grid(planned)
     grids = {p.name: lab.grid(p) for p in planned}
     chosen = [_at_rate(p, _best(p, grids[p.name])) for p in planned]
     lab.train_all(chosen)
     runs = {p.name: list(lab.results(p).values()) for p in chosen}
-    curve, seconds = lab.curve(chosen[0]), lab.time(chosen)
     conditions = {"runs side by side": str(jobs), "device": str(pick(device))}
-    comparison = assemble(recipe, recipe_path, corpus, chosen, runs, grids, curve, seconds, conditions)
+    comparison = assemble(
+        recipe, recipe_path, corpus, chosen, runs, grids, lab.curve(chosen[0]), lab.cost(chosen), conditions
+    )
     write_bytes(folder / RESULTS, msgspec.json.format(msgspec.json.encode(comparison)))
     return comparison
 
@@ -76,7 +82,10 @@ def read_results(folder: Path) -> Comparison:
     """Read what a finished comparison found."""
     path = folder / RESULTS
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Comparison)
+        comparison = msgspec.json.decode(path.read_bytes(), type=Comparison)
+        if comparison.format != FORMAT:
+            raise CheckpointError(f"{path}: written by another release; run `tensorformer compare` again")
+        return comparison
     except FileNotFoundError:
         raise CheckpointError(
             f"{path}: not there; `tensorformer compare` writes it when all runs have finished"
@@ -85,34 +94,13 @@ def read_results(folder: Path) -> Comparison:
         raise CheckpointError(f"{path}: unreadable ({e}); run `tensorformer compare` again to write it anew") from None
 
 
-def check_fits(corpus: Corpus, run: Run, contexts: tuple[int, ...] = (1,)) -> None:
-    """Refuse a model whose vocabulary is too small, or text that is too short, before a run is trained.
-
-    Args:
-        corpus: the text.
-        run: any run on it.
-        contexts: multiples of the training context at which its loss will be measured.
-    """
-    if corpus.vocab_size > run.model.vocab_size:
-        raise ConfigError(
-            f"$.model.vocab_size: {run.model.vocab_size:,} is less than the tokenizer's; write {corpus.vocab_size}"
-        )
-    context, longest = run.train.context, max(contexts) * run.train.context
-    for name, part, needed in (
-        ("training", corpus.train, context),
-        ("validation", corpus.validation, longest),
-        ("tuning", corpus.tuning, context),
-    ):
-        if len(part.tokens) <= needed:
-            times = f"{max(contexts)} × train.context" if needed > context else "train.context"
-            raise ConfigError(
-                f"$.train.context: {times} = {needed:,} tokens do not fit into the {name} part of the data "
-                f"({len(part.tokens):,} tokens); lower train.context or compare.contexts, or add text"
-            )
+class _StoredCost(msgspec.Struct, frozen=True):
+    key: dict[str, str | dict[str, str]]
+    cost: dict[str, Cost]
 
 
 class _Lab:
-    """The folder of one comparison and how runs get into it."""
+    """The folder of one comparison, and how runs get into it."""
 
     def __init__(
         self,
@@ -148,7 +136,7 @@ class _Lab:
         """Train every variant at every learning rate of the grid, at the first seed."""
         seed = self.compare.seeds[0]
         tasks = [self.task(_at_rate(p, lr), seed) for lr in self.compare.learning_rates for p in planned]
-        self._train([[t] for t in tasks], may_diverge=True)
+        self._train([[t] for t in tasks], grid=True)
         for p in planned:
             if self.compare.learning_rates and not self.grid(p):
                 raise DivergenceError(f"{p.name}: diverged at every learning rate of the grid; add lower ones")
@@ -169,23 +157,28 @@ class _Lab:
                 budgets = self._budgets() if p.name == self.compare.baseline else [self.recipe.train.tokens]
                 chain: list[Task] = []
                 for tokens in budgets:
-                    trunk = chain[-1].folder if chain and self._branches() else None
+                    branches = isinstance(p.run.train.schedule, WarmupStableDecay)
+                    trunk = chain[-1].folder if chain and branches else None
                     chain.append(self.task(p, seed, tokens, trunk))
                 chains.append(chain)
         self._train(chains)
 
-    def time(self, chosen: list[Planned]) -> dict[str, float]:
-        """Return the step times of all variants, from the last pass if it timed the same ones on this machine."""
-        path = self.folder / "step_seconds.json"
-        key = machine() | {p.name: run_hash(p.run) for p in chosen}
-        if path.exists():
-            stored = msgspec.json.decode(path.read_bytes())
-            if stored.get("key") == key:
-                return stored["seconds"]
-        runs = {p.name: p.run for p in chosen}
+    def cost(self, chosen: list[Planned]) -> dict[str, Cost]:
+        """Return what a step of each variant takes, as measured before if the same ones were, on this machine."""
+        path, runs = self.folder / "cost.json", {p.name: p.run for p in chosen}
+        hashes = {name: run_hash(run) for name, run in runs.items()}
+        key = {"machine": machine(), "device": str(pick(self.device)), "runs": hashes}
+        try:
+            stored = msgspec.json.decode(path.read_bytes(), type=_StoredCost)
+            if stored.key == key:
+                return stored.cost
+        except (OSError, msgspec.DecodeError):
+            pass  # it is measured anew
+        peaks = training_peaks(runs, self.device)
         seconds = step_seconds(runs, self.corpus, pick(self.device), TIMING_ROUNDS, self.watcher.on_timing)
-        write_bytes(path, msgspec.json.encode({"key": key, "seconds": seconds}))
-        return seconds
+        cost = {name: Cost(seconds[name], peaks[name]) for name in runs}
+        write_bytes(path, msgspec.json.encode(_StoredCost(key, cost)))
+        return cost
 
     def results(self, p: Planned, tokens: int | None = None) -> dict[int, SeedResult]:
         return {s: record.seed_result(self.run_folder(p, s, tokens), s) for s in self.compare.seeds}
@@ -197,25 +190,31 @@ class _Lab:
         losses = {t: self.results(baseline, t) for t in self._budgets()}
         return {s: {t: losses[t][s].loss for t in losses} for s in self.compare.seeds}
 
-    def _finished(self, task: Task) -> bool:
+    def _settled(self, task: Task, grid: bool) -> bool:
+        if grid and record.diverged(task.folder):
+            return True
         lengths = [task.run.train.context * c for c in task.contexts]
         return record.finished(task.folder, lengths, task.tuning) is not None
 
     def _budgets(self) -> list[int]:
-        tokens = self.recipe.train.tokens
-        return [int(tokens * b) for b in BUDGETS] if self.compare.data_to_match else [tokens]
+        """Return the tokens at which the baseline is trained: whole steps."""
+        train = self.recipe.train
+        if not self.compare.data_to_match:
+            return [train.tokens]
+        per_step = train.batch_size * train.context
+        return [int(n_steps(train) * b) * per_step for b in BUDGETS]
 
-    def _branches(self) -> bool:
-        return isinstance(self.recipe.train.schedule, WarmupStableDecay)
-
-    def _train(self, chains: list[list[Task]], may_diverge: bool = False) -> None:
-        for task in (t for chain in chains for t in chain):  # refuse a folder of another run before any work is done
-            record.claim(task.folder, task.run, self.corpus.fingerprint)
-        chains = [[t for t in chain if not self._finished(t)] for chain in chains]
-        chains = [chain for chain in chains if chain]
-        self.watcher.on_tasks([t for chain in chains for t in chain])
-        failed = run_all(chains, self.jobs, self.device, self.watcher.on_event)
-        fatal = [e for e in failed.values() if not (may_diverge and e.kind == "diverged")]
+    def _train(self, chains: list[list[Task]], grid: bool = False) -> None:
+        """Train what is missing; in a grid, a run that diverges is an answer and not a failure."""
+        tasks = [t for chain in chains for t in chain]
+        for task in tasks:  # before any work is done
+            check_train(task.run.train)
+            record.check_claim(task.folder, task.run, self.corpus.fingerprint)
+        missing = [[t for t in chain if not self._settled(t, grid)] for chain in chains]
+        missing = [chain for chain in missing if chain]
+        self.watcher.on_tasks([t for chain in missing for t in chain])
+        failed = run_all(missing, self.jobs, self.device, self.watcher.on_event)
+        fatal = [e for e in failed.values() if not (grid and e.kind == "diverged")]
         if fatal:
             more = f" (and {len(fatal) - 1} more)" if len(fatal) > 1 else ""
             error = DivergenceError if fatal[0].kind == "diverged" else TensorformerError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +13,8 @@ from torch import nn
 
 from tensorformer.config.schema import Train
 from tensorformer.errors import ConfigError
+
+PROC = Path("/proc/self")
 
 
 def pick(name: str) -> torch.device:
@@ -48,6 +49,24 @@ def compiled(model: nn.Module, train: Train, device: torch.device) -> nn.Module:
     return cast(nn.Module, torch.compile(model))
 
 
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_jobs(device: str) -> int:
+    """Return how many runs fit side by side: a core each, or one on an accelerator."""
+    return cores() if pick(device).type == "cpu" else 1
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Let the peak begin anew from what is held now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif PROC.exists():
+        (PROC / "clear_refs").write_text("5")
+
+
 def memory_in_use(device: torch.device) -> int:
     """Return the bytes that this process (or its share of the accelerator) holds now."""
     if device.type == "cuda":
@@ -63,13 +82,9 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _proc_status(key: str) -> int:
-    # getrusage would do elsewhere, but on Linux its maximum is inherited from the parent process.
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
+    # Not getrusage: its maximum can't be reset, and on Linux it is inherited from the parent process.
+    if PROC.exists():
+        for line in (PROC / "status").read_text().splitlines():
             if line.startswith(key + ":"):
                 return int(line.split()[1]) * 1024
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return 0

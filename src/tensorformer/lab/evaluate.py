@@ -42,5 +42,5 @@ def loss(
 
 
 def bits_per_byte(nats_per_token: float, part: TokenPart) -> float:
-    """Return ``nats · (tokens / bytes) / ln 2``, which tokenizers do not change the meaning of."""
-    return nats_per_token * len(part.tokens) / part.n_bytes / math.log(2)
+    """Return ``nats / (bytes a token · ln 2)``, which tokenizers do not change the meaning of."""
+    return nats_per_token / part.bytes_per_token / math.log(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def generate(
     top_p: float,
     seed: int,
     stop: int,
+    vocab_size: int,
 ) -> Iterator[int]:
     """Yield sampled tokens one at a time.
 
@@ -48,19 +50,24 @@ def generate(
         top_p: only the likeliest tokens that together have this probability are drawn (Holtzman et al. 2020).
         seed: of the draws.
         stop: token that ends the text; it is not yielded.
+        vocab_size: the tokenizer's; a model may have room for more.
 
     Raises:
-        ConfigError: ``temperature`` is negative, ``top_p`` not in (0, 1], or the prompt is empty.
+        ConfigError: an argument is out of its range.
     """
-    if temperature < 0 or not 0 < top_p <= 1:
-        raise ConfigError(f"temperature {temperature} and top_p {top_p}: write temperature ≥ 0 and 0 < top_p ≤ 1")
+    if not (temperature == 0 or 1e-3 <= temperature < math.inf) or not 0 < top_p <= 1:
+        raise ConfigError(
+            f"temperature {temperature}, top_p {top_p}: write a temperature of 0 or at least 0.001, and 0 < top_p ≤ 1"
+        )
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed {seed}: write a number from 0 to 2^63 − 1")
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one token")
     device = next(model.parameters()).device
     draws = torch.Generator().manual_seed(seed)
     logits, state = model.decode(torch.tensor([list(prompt)], device=device), model.initial_state(1))
     for _ in range(n_tokens):
-        token = sample(logits[0].float().cpu(), temperature, top_p, draws)
+        token = sample(logits[0, :vocab_size].float().cpu(), temperature, top_p, draws)
         if token == stop:
             return
         yield token

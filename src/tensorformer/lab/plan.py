@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tensorformer.config.count import forward_flops, parameters, training_flops
+from tensorformer.config.count import causal_flops, parameters, training_flops
 from tensorformer.config.load import description, variant_run
 from tensorformer.config.match import match
 from tensorformer.config.schema import Model, Recipe, Run
+from tensorformer.data.prepare import Corpus
 from tensorformer.errors import ConfigError, suggest
 
 BASE = "base"  # the folder of a recipe's own model, when it is trained without naming a variant
@@ -41,7 +42,7 @@ def plan(recipe: Recipe) -> list[Planned]:
     compare, context = recipe.compare, recipe.train.context
 
     def measure(model: Model) -> int:
-        return forward_flops(model, context) if compare.match == "flops" else parameters(model)
+        return causal_flops(model, context) if compare.match == "flops" else parameters(model)
 
     target = measure(variant_run(recipe, compare.baseline, seed=0).model)
     planned = []
@@ -66,6 +67,35 @@ def plan_one(recipe: Recipe, name: str | None) -> Planned:
     if recipe.compare is None:
         return _planned(recipe, name, variant_run(recipe, name, seed=0), 0.0)
     return next(p for p in plan(recipe) if p.name == name)
+
+
+def check_fits(corpus: Corpus, planned: list[Planned], contexts: tuple[int, ...]) -> None:
+    """Refuse a model whose vocabulary is too small, or text that is too short, before a run is trained.
+
+    Args:
+        corpus: the text.
+        planned: what is to be trained on it.
+        contexts: multiples of the training context at which losses will be measured.
+    """
+    for p in planned:
+        if corpus.vocab_size > p.run.model.vocab_size:
+            raise ConfigError(
+                f"$.model.vocab_size: {p.run.model.vocab_size:,} (in {p.name}) is less than the tokenizer's; "
+                f"write {corpus.vocab_size}"
+            )
+    context = planned[0].run.train.context
+    longest = max(contexts) * context
+    for name, part, needed in (
+        ("training", corpus.train, context),
+        ("validation", corpus.validation, longest),
+        ("tuning", corpus.tuning, context),
+    ):
+        if len(part.tokens) <= needed:
+            times = f"{max(contexts)} × train.context" if needed > context else "train.context"
+            raise ConfigError(
+                f"$.train.context: {times} = {needed:,} tokens do not fit into the {name} part of the data "
+                f"({len(part.tokens):,} tokens); lower train.context or compare.contexts, or add text"
+            )
 
 
 def _planned(recipe: Recipe, name: str, run: Run, remainder: float) -> Planned:

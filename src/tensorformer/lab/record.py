@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
 from collections.abc import Collection, Iterator
@@ -14,17 +13,13 @@ import msgspec
 
 from tensorformer.config.load import differences, run_from_toml, run_hash, to_toml
 from tensorformer.config.schema import Run
-from tensorformer.errors import CheckpointError, ConfigError
+from tensorformer.errors import CheckpointError, ConfigError, StorageError
 from tensorformer.files import write_bytes, write_text
+from tensorformer.lab import checkpoint
 from tensorformer.lab.results import Point, SeedResult
 
-CONFIG, METRICS, TIMING, RESULT, IDENTITY = (
-    "config.toml",
-    "metrics.jsonl",
-    "timing.jsonl",
-    "result.json",
-    "identity.json",
-)
+CONFIG, IDENTITY, METRICS, TIMING = "config.toml", "identity.json", "metrics.jsonl", "timing.jsonl"
+RESULT, DIVERGED = "result.json", "diverged"
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -42,30 +37,52 @@ class Result(msgspec.Struct, frozen=True):
     tuning_loss: float | None  # nats per token, on the part that only learning rates are chosen on; None: not asked
     context_losses: dict[int, float]  # tokens of context -> nats per token
     seconds: float
-    peak_memory: int
+
+
+def check_claim(folder: Path, run: Run, fingerprint: str) -> None:
+    """Refuse a folder in which another run has been trained; nothing is written.
+
+    Raises:
+        CheckpointError: another configuration or corpus was trained there.
+    """
+    if not (folder / IDENTITY).exists() or not _was_trained_in(folder):
+        return
+    old = _decode(folder / IDENTITY, Identity)
+    mend = "take another name in the recipe, or remove the folder"
+    if old.run != run_hash(run):
+        try:
+            before = read_run(folder)
+            # A release that adds a key changes hashes, but not what was trained.
+            changed = "; ".join(differences(before, run)[:3]) if before != run else ""
+        except CheckpointError:
+            changed = "its config.toml can't be read"
+        if changed:
+            raise CheckpointError(f"{folder}: holds a run with another configuration ({changed}); {mend}")
+    if old.corpus != fingerprint:
+        raise CheckpointError(f"{folder}: holds a run on other text (the corpus has changed since); {mend}")
 
 
 def claim(folder: Path, run: Run, fingerprint: str) -> None:
-    """Make the folder this run's, or make sure that it is already.
+    """Make the folder this run's, or make sure that it is already; see ``check_claim``."""
+    check_claim(folder, run, fingerprint)
+    if not (folder / IDENTITY).exists() or not _was_trained_in(folder):
+        write_text(folder / CONFIG, to_toml(run))
+        (folder / DIVERGED).unlink(missing_ok=True)
+        write_bytes(folder / IDENTITY, msgspec.json.encode(Identity(run_hash(run), fingerprint)))
 
-    Raises:
-        CheckpointError: another configuration or corpus was trained there; it is left as it is.
-    """
-    new = Identity(run_hash(run), fingerprint)
-    if (folder / IDENTITY).exists():
-        old = _decode(folder / IDENTITY, Identity)
-        mend = "take another name in the recipe, or remove the folder"
-        if old.run != new.run:
-            try:
-                changed = "; ".join(differences(run_from_toml((folder / CONFIG).read_text("utf-8")), run)[:3])
-            except (ConfigError, OSError):
-                changed = "its config.toml can't be read"
-            raise CheckpointError(f"{folder}: holds a run with another configuration ({changed}); {mend}")
-        if old.corpus != new.corpus:
-            raise CheckpointError(f"{folder}: holds a run on other text (the corpus has changed since); {mend}")
-        return
-    write_text(folder / CONFIG, to_toml(run))
-    write_bytes(folder / IDENTITY, msgspec.json.encode(new))
+
+def _was_trained_in(folder: Path) -> bool:
+    return checkpoint.latest(folder) is not None or (folder / RESULT).exists()
+
+
+def mark_diverged(folder: Path) -> None:
+    """Remember that the run diverged; it takes no more than the first look at a learning rate to know."""
+    write_text(folder / DIVERGED, "")
+
+
+def diverged(folder: Path) -> bool:
+    """Return whether the run is known to diverge."""
+    return (folder / DIVERGED).exists()
 
 
 @contextlib.contextmanager
@@ -79,6 +96,11 @@ def locked(folder: Path, patience: float = 30.0) -> Iterator[None]:
     Raises:
         CheckpointError: another process is still training there.
     """
+    try:
+        import fcntl
+    except ImportError:  # Windows: there is nothing to hold it with
+        yield
+        return
     with (folder / ".lock").open("w") as lock:
         waited = 0.0
         while True:
@@ -140,7 +162,7 @@ def seed_result(folder: Path, seed: int) -> SeedResult:
         for row in read_rows(folder / METRICS)
         if "validation_loss" in row
     ]
-    return SeedResult(seed, result.loss, result.bits_per_byte, result.context_losses, curve, result.peak_memory)
+    return SeedResult(seed, result.loss, result.bits_per_byte, result.context_losses, curve)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -148,7 +170,10 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
         for line in path.read_text("utf-8").splitlines(keepends=True):
             if line.endswith("\n"):
-                yield json.loads(line)
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    raise CheckpointError(f"{path}: damaged; remove the run's folder to train it anew") from None
 
 
 class Log:
@@ -167,8 +192,11 @@ class Log:
 
     def __call__(self, **row: float) -> None:
         """Append a row and hand it to the operating system."""
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        except OSError as e:
+            raise StorageError.at(self._file.name, e) from None
 
     def close(self) -> None:
         """Close the file."""

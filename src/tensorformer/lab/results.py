@@ -58,7 +58,6 @@ class SeedResult(Struct, frozen=True):
     bits_per_byte: float
     context_losses: dict[int, float]  # context length in tokens -> nats per token
     curve: list[Point]
-    peak_memory: int  # bytes over the process's size before the model was built
 
 
 class Variant(Struct, frozen=True):
@@ -80,7 +79,7 @@ class Variant(Struct, frozen=True):
     context_losses: dict[int, Estimate]
     step_seconds: float  # median of the interleaved timing pass
     tokens_per_second: float
-    peak_memory: int  # bytes, the largest over seeds
+    peak_memory: int  # bytes that training takes at its peak, over what its process held before; 0: not known
     seeds: list[SeedResult]
     config: str  # TOML of the resolved run, seed left out
 
@@ -98,8 +97,11 @@ class Corpus(Struct, frozen=True):
     validation_tokens_used: int
 
 
+FORMAT = 1  # rises when a field changes its meaning
+
+
 class Comparison(Struct, frozen=True):
-    """A finished comparison; ``format`` rises when a field changes its meaning."""
+    """A finished comparison."""
 
     name: str
     recipe_path: str  # as it was typed; may be empty
@@ -116,4 +118,4 @@ class Comparison(Struct, frozen=True):
     variants: list[Variant]
     notes: list[str]  # what a reader must know before believing the table
     baseline_curve: dict[int, Estimate]  # data-to-match: tokens -> the baseline's final loss; empty without it
-    format: int = 1
+    format: int = FORMAT

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tensorformer.config.schema import Run
-from tensorformer.data.batches import Batches
+from tensorformer.data.batches import Batches, Windows
 from tensorformer.data.prepare import Corpus
 from tensorformer.lab.device import compiled
 from tensorformer.lab.optim import make_optimizers
@@ -35,7 +35,10 @@ def step_seconds(
         rounds: steps timed of each, after two to warm up.
         on_round: told the rounds done and their number.
     """
-    steppers = {name: _stepper(run, corpus, device) for name, run in runs.items()}
+    steppers = {}
+    for name, run in runs.items():
+        batches = Batches(corpus.train.tokens, run.train.context, run.train.batch_size, run.seed)
+        steppers[name] = stepper(run, batches.batch, device)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(WARM_UPS + rounds):
         for name, take_step in steppers.items():
@@ -49,14 +52,20 @@ def step_seconds(
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def _stepper(run: Run, corpus: Corpus, device: torch.device) -> Callable[[int], object]:
+def stepper(run: Run, batch: Callable[[int], Windows], device: torch.device) -> Callable[[int], object]:
+    """Return a function that takes a training step on a fresh model.
+
+    The rate is 0: a step costs the same, and a run that would diverge at its rate does not end the measurement.
+    """
     model = TensorTransformer(run.model, run.seed).to(device)
     optimizers = make_optimizers(model, run.train.optimizer)
-    batches = Batches(corpus.train.tokens, run.train.context, run.train.batch_size, run.seed)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
     forward = compiled(model, run.train, device)
 
     def take_step(step: int) -> object:
-        inputs, targets = batches.batch(step)
+        inputs, targets = batch(step)
         return training_step(forward, optimizers, inputs.to(device), targets.to(device), run.train)
 
     return take_step

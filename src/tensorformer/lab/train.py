@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from tensorformer.data.batches import Batches
 from tensorformer.data.prepare import Corpus
 from tensorformer.errors import CheckpointError, DivergenceError
 from tensorformer.lab import checkpoint, evaluate, record
-from tensorformer.lab.device import autocast, compiled, memory_in_use, peak_memory
+from tensorformer.lab.device import autocast, compiled
 from tensorformer.lab.optim import decay_start, make_optimizers, n_steps, rate
 from tensorformer.nn.model import TensorTransformer
 
@@ -77,8 +78,10 @@ def train(
         lengths = [run.train.context * c for c in contexts]
         if before := record.finished(folder, lengths, tuning):
             return before
-        seconds, memory, forward = _train(run, folder, corpus, device, branch_from, on_progress, should_stop)
-        result = _measure(run, forward, corpus, lengths, tuning, seconds, memory)
+        seconds, forward = _train(run, folder, corpus, device, branch_from, on_progress, should_stop)
+        result = _measure(run, forward, corpus, lengths, tuning, seconds)
+        if not all(map(math.isfinite, (result.loss, *result.context_losses.values()))):
+            raise DivergenceError(f"{folder}: its final loss is {result.loss}; lower train.optimizer.lr")
         record.write_result(folder, result)
     return result
 
@@ -91,11 +94,10 @@ def _train(
     branch_from: Path | None,
     on_progress: Callable[[Progress], None],
     should_stop: Callable[[], bool],
-) -> tuple[float, int, nn.Module]:
-    """Take the steps that are missing; return the seconds of all, the peak memory in bytes, and the model."""
+) -> tuple[float, nn.Module]:
+    """Take the steps that are missing; return the seconds of all, and the model."""
     config, steps = run.train, n_steps(run.train)
 
-    memory_before = memory_in_use(device)
     model = TensorTransformer(run.model, run.seed).to(device)
     optimizers = make_optimizers(model, config.optimizer)
     batches = Batches(corpus.train.tokens, config.context, config.batch_size, run.seed)
@@ -115,6 +117,7 @@ def _train(
             try:
                 loss, norm = training_step(forward, optimizers, inputs.to(device), targets.to(device), config)
             except NotFinite as e:
+                record.mark_diverged(folder)
                 raise _explain(e, model, inputs.to(device), config, folder, step) from None
             elapsed = time.perf_counter() - began
             seconds += elapsed
@@ -138,7 +141,7 @@ def _train(
         log.close()
         clock.close()
 
-    return seconds, peak_memory(device) - memory_before, forward
+    return seconds, forward
 
 
 class NotFinite(Exception):
@@ -208,7 +211,7 @@ def _resume(
 
 
 def _measure(
-    run: Run, forward: nn.Module, corpus: Corpus, lengths: list[int], tuning: bool, seconds: float, memory: int
+    run: Run, forward: nn.Module, corpus: Corpus, lengths: list[int], tuning: bool, seconds: float
 ) -> record.Result:
     config = run.train
     span = max(lengths)
@@ -221,7 +224,7 @@ def _measure(
         tuned = evaluate.loss(forward, corpus.tuning.tokens, config.context, config.final_tokens, config.precision)
     final = by_length[config.context]
     bits = evaluate.bits_per_byte(final, corpus.validation)
-    return record.Result(final, bits, tuned, by_length, seconds, memory)
+    return record.Result(final, bits, tuned, by_length, seconds)
 
 
 def _explain(

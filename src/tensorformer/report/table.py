@@ -102,19 +102,19 @@ def _cells(comparison: Comparison, variant: Variant, is_baseline: bool) -> dict[
 
 
 def seed_lines(comparison: Comparison, variant: Variant) -> tuple[list[Column], list[list[str]]]:
-    """Return the table of one variant's seeds: final loss, bits per byte, difference, memory."""
+    """Return the table of one variant's seeds: final loss, bits per byte, difference."""
     heads = [Column("Seed"), Column("Final loss", "nats per token"), Column("Bits per byte")]
-    heads += [Column("Difference", "nats per token"), Column("Peak memory")]
     base = series.baseline_of(comparison)
     pairs = variant.difference.per_seed if variant.difference is not None else {}
-    if base is variant or variant.difference is None:
-        heads = [head for head in heads if head.title != "Difference"]
+    compared = base is not variant and variant.difference is not None
+    if compared:
+        heads.append(Column("Difference", "nats per token"))
     body = []
     for seed in variant.seeds:
         cells = [str(seed.seed), q.number(seed.loss, 4), q.number(seed.bits_per_byte, 4)]
-        if len(heads) == 5:
+        if compared:
             cells.append(q.signed(pairs[seed.seed], 4) if seed.seed in pairs else q.ABSENT)
-        body.append([*cells, q.size(seed.peak_memory)])
+        body.append(cells)
     return heads, body
 
 
