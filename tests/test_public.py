@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-import torch
 
 import tensorformer
 from tests.recipes import RECIPES
@@ -31,7 +32,10 @@ def test_importing_and_building_a_model_loads_nothing_that_is_not_needed() -> No
     assert done.stdout.strip() == "[]"
 
 
-def test_the_example_of_the_readme() -> None:
-    recipe = tensorformer.load_config(RECIPES / "demo.toml")
-    model = tensorformer.TensorTransformer(recipe.model)
-    assert model(torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 8, 256)
+def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = RECIPES.parent
+    monkeypatch.chdir(root)
+    found: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", (root / "README.md").read_text("utf-8"), re.DOTALL)[0], found)
+    assert found["state"].shape == (1, 8, 256, 16)
+    assert found["logits"].shape == (1, 64, 256)

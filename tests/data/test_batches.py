@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorformer.data.batches import Batches, evaluation_windows, scored_tokens
+from tensorformer.data.batches import Batches, Windows, evaluation_windows, scored_tokens
 from tensorformer.errors import DataError
 
 

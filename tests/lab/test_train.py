@@ -295,3 +295,25 @@ def test_metrics_are_json_lines(home: Path) -> None:
     run_it(tiny(), home / "r")
     for line in (home / "r" / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line)["step"] >= 1
+
+
+COMPILED = """
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from tensorformer.config.load import load_config, variant_run
+from tensorformer.data.prepare import prepare
+from tensorformer.lab.train import train
+changes = [["train.compile=true"], ["train.compile=false"]]
+for i, overrides in enumerate(changes):
+    run = variant_run(load_config("tiny.toml", ["train.tokens=1280", *overrides]), "bilinear", 0)
+    print(train(run, Path(f"run{i}"), prepare(run.data), torch.device("cpu")).loss)
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_run_learns_the_same(home: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    compiled, eager = map(float, done.stdout.split())
+    assert compiled == pytest.approx(eager, abs=2e-3)
