@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes import RECIPES, TINY, write_tiny
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TENSORFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    write_tiny(tmp_path)
-    return tmp_path
+from tests.recipes import RECIPES, TINY
 
 
 def tensorformer(*arguments: str, code: int = 0) -> str:

@@ -19,15 +19,7 @@ from tensorformer.lab.compare import Watcher, compare, read_results
 from tensorformer.lab.plan import plan, plan_one
 from tensorformer.lab.pool import Event, Task
 from tensorformer.lab.results import Comparison
-from tests.recipes import TINY, write_tiny
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TENSORFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    write_tiny(tmp_path)
-    return tmp_path
+from tests.recipes import TINY
 
 
 def run(text: str = TINY) -> tuple[Comparison, list[str]]:

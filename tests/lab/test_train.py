@@ -25,17 +25,8 @@ from tensorformer.lab import checkpoint, record
 from tensorformer.lab.optim import decay_start, make_optimizers, n_steps, rate
 from tensorformer.lab.train import Interrupted, Progress, train
 from tensorformer.nn.model import TensorTransformer
-from tests.recipes import write_tiny
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TENSORFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    write_tiny(tmp_path)
-    return tmp_path
 
 
 def tiny(variant: str = "bilinear", seed: int = 0, **train_changes: object) -> Run:
