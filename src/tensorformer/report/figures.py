@@ -68,7 +68,8 @@ def figures(comparison: Comparison) -> list[Figure]:
             "Loss along training",
             charts.curves,
             _spoken_curves(comparison),
-            f"Loss on the validation part during training{mean}. {band}{start}",
+            f"Loss on the validation part during training{mean}. {band}It is taken on other windows than the "
+            f"final loss, and need not end there. {start}",
         )
     if series.gaps(comparison):
         add(
