@@ -133,7 +133,7 @@ def test_the_demo_recipe_is_within_its_limits() -> None:
     assert recipe.compare is not None
     assert len(recipe.compare.seeds) == 3
     assert recipe.train.context == 256
-    assert recipe.train.tokens == pytest.approx(400_000, rel=0.05)
+    assert round(recipe.train.tokens / 1e6, 1) == 0.4  # about 0.4 M: as many as ten minutes on two cores allow
     for p in plan(recipe):
         assert p.n_params <= 850_000
         assert abs(p.remainder) <= 0.005
