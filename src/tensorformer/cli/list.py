@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -43,8 +44,8 @@ class List(Options):
         from tensorformer.lab.optim import n_steps
 
         rows: list[tuple[str, ...]] = [("run", "steps", "loss")]
-        for identity in sorted(self.runs.rglob(record.IDENTITY)):
-            folder = identity.parent
+        # os.walk passes over folders that vanish meanwhile, as those of a checkpoint being written do.
+        for folder in sorted(Path(root) for root, _, files in os.walk(self.runs) if record.IDENTITY in files):
             try:
                 steps = n_steps(record.read_run(folder).train)
                 last, result = checkpoint.latest(folder), record.read_result(folder)
