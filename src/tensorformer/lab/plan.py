@@ -11,7 +11,7 @@ from tensorformer.config.load import description, variant_run
 from tensorformer.config.match import match
 from tensorformer.config.schema import Model, Recipe, Run
 from tensorformer.data.prepare import Corpus
-from tensorformer.errors import ConfigError, suggest
+from tensorformer.errors import ConfigError
 
 BASE = "base"  # the folder of a recipe's own model, when it is trained without naming a variant
 
@@ -60,12 +60,9 @@ def plan(recipe: Recipe) -> list[Planned]:
 
 def plan_one(recipe: Recipe, name: str | None) -> Planned:
     """Return one variant as the comparison would train it, or the recipe's own model for ``None``."""
-    if name is None:
-        return _planned(recipe, BASE, variant_run(recipe, None, seed=0), 0.0)
-    if name not in recipe.variants:
-        raise ConfigError(f"there is no variant {name!r}{suggest(name, recipe.variants)}")
-    if recipe.compare is None:
-        return _planned(recipe, name, variant_run(recipe, name, seed=0), 0.0)
+    run = variant_run(recipe, name, seed=0)  # refuses a name that is not there
+    if name is None or recipe.compare is None:
+        return _planned(recipe, name or BASE, run, 0.0)
     return next(p for p in plan(recipe) if p.name == name)
 
 
