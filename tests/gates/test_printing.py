@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from tensorformer.errors import GateError
-from tensorformer.gates import GATES, SCALARS, expr, printers
+from tensorformer.gates import GATES, SCALARS, expr
+from tensorformer.gates.torch_source import torch_source
+from tensorformer.gates.triton_source import triton_lines
 from tests.gates.gate_laws import GATE_NAMES, INF, SCALAR_NAMES, assert_matches_oracle, gate, scalar
 
 
@@ -27,9 +29,11 @@ def _tensor(value: Tensor | float, like: Tensor | float) -> Tensor:
 TL = SimpleNamespace(
     PropagateNan=SimpleNamespace(ALL="all"),
     sigmoid=torch.sigmoid,
-    exp=torch.exp,
-    abs=torch.abs,
-    where=torch.where,
+    exp=lambda a: torch.exp(torch.as_tensor(a)),
+    log=torch.log,
+    sqrt=torch.sqrt,
+    abs=lambda a: torch.abs(torch.as_tensor(a)),
+    where=lambda c, a, b: torch.where(c, _tensor(a, b), _tensor(b, a)),
     maximum=lambda a, b, propagate_nan: torch.maximum(_tensor(a, b), _tensor(b, a)),
     minimum=lambda a, b, propagate_nan: torch.minimum(_tensor(a, b), _tensor(b, a)),
 )
@@ -71,7 +75,7 @@ def test_triton_body_of_a_gate(name: str) -> None:
     for printed, exact in (("h", h), ("dg", dg), ("du", du)):
         torch.testing.assert_close(scope[printed], exact.detach(), rtol=1e-5, atol=1e-5)
     forward = execute(f.triton_body(), g=g.detach(), u=u.detach(), **f.parameters)
-    assert torch.equal(forward["h"], scope["h"])
+    torch.testing.assert_close(forward["h"], scope["h"], rtol=2e-6, atol=1e-7)
 
 
 def test_what_the_bodies_cost() -> None:
@@ -91,11 +95,11 @@ def test_printers_refuse_what_they_do_not_know() -> None:
 
     for unknown in (mish(expr.x), sympy.sin(expr.x), sympy.gamma(expr.x)):
         with pytest.raises(GateError, match="no torch form of"):
-            printers.torch_source(unknown, ["x"])
+            torch_source(unknown, ["x"])
         with pytest.raises(GateError, match="no Triton form of"):
-            printers.triton_lines({"y": unknown}, "t")
+            triton_lines({"y": unknown}, "t")
     with pytest.raises(GateError, match="no Triton form of the power"):
-        printers.triton_lines({"y": expr.x ** sympy.Rational(1, 3)}, "t")
+        triton_lines({"y": expr.x ** sympy.Rational(1, 3)}, "t")
 
 
 def test_formula_with_an_unknown_name() -> None:
@@ -164,7 +168,7 @@ COMPILED = """
 import torch
 from tensorformer.gates import GATES
 torch.set_num_threads(1)
-numbers = dict(beta=4.0, linear_beta=25.0, alpha=1.702, limit=7.0)
+from tensorformer.gates.examples import EXAMPLES as numbers
 limit = torch.tensor(3.0, requires_grad=True)
 
 def every_gate(g, u, limit):

@@ -11,55 +11,25 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorformer.gates import SCALARS
-from tests.gates.gate_laws import INF, SCALAR_NAMES, assert_matches_oracle, scalar, slope
-
-TAILS = [-100.0, -20.0, -13.0, -9.0, -8.0, -5.0, -1.3, -1e-3, -0.0, 0.0, 1e-3, 0.7, 5.0, 9.0, 20.0, 100.0]
-# Relative error of the value. bfloat16 and float16: half a unit in the last place, so one rounding, and no more than
-# a hundredth of another.
-VALUE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2**-8 * 1.01, torch.float16: 2**-11 * 1.01}
-# In float32 the exponent of these is a rounded product as large as 85: 85·2⁻²⁴ and a little.
-STEEP = {"gelu": 1.3e-5, "gelu_tanh": 1.3e-5}
-# The derivative of a bounded function is s(1 − s): absolute, not relative, where it dies out on the right.
-SLOPE = {
-    torch.float64: (1e-13, 1e-14),
-    torch.float32: (1e-5, 2.5e-6),
-    torch.bfloat16: (2**-8 * 1.01, 2.5e-6),
-    torch.float16: (2**-11 * 1.01, 2.5e-6),
-}
-
-
-def grid(dtype: torch.dtype) -> torch.Tensor:
-    """The tails, the smallest and largest numbers there are, the infinities and NaN."""
-    info = torch.finfo(dtype)
-    subnormal = info.smallest_normal * info.eps * 2
-    extremes = [subnormal, info.smallest_normal, info.max, INF]
-    return torch.tensor([*TAILS, *extremes, *(-e for e in extremes), math.nan], dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", VALUE, ids=str)
-@pytest.mark.parametrize("name", SCALAR_NAMES)
-def test_tails_and_limits(name: str, dtype: torch.dtype) -> None:
-    rtol = max(VALUE[dtype], STEEP.get(name, 0.0) if dtype == torch.float32 else 0.0)
-    assert_matches_oracle(scalar(name), scalar(name), grid(dtype), rtol=rtol)
-
-
-@pytest.mark.parametrize("dtype", SLOPE, ids=str)
-@pytest.mark.parametrize("name", SCALAR_NAMES)
-def test_derivative_in_tails_and_limits(name: str, dtype: torch.dtype) -> None:
-    f, (rtol, atol) = scalar(name), SLOPE[dtype]
-    for of in (f.derivative, slope(f)):
-        assert_matches_oracle(of, f, grid(dtype)[:-1], order=1, rtol=rtol, atol=atol)
+from tensorformer.gates import SCALARS, Scalar
+from tensorformer.testing.inputs import points
+from tensorformer.testing.laws import assert_laws, assert_slope, assert_value, slope_of
+from tests.gates.gate_laws import INF, SCALAR_NAMES, assert_matches_oracle, gate, scalar
 
 
 @pytest.mark.parametrize("name", SCALAR_NAMES)
-def test_second_derivative_has_limits(name: str) -> None:
+def test_laws(name: str) -> None:
+    assert_laws(SCALARS[name])
+
+
+@pytest.mark.parametrize("name", SCALAR_NAMES)
+def test_second_derivative_is_never_nan(name: str) -> None:
     for dtype in (torch.float32, torch.float64):
-        x = grid(dtype)[:-1].requires_grad_()
+        x = points(dtype)[:-1].requires_grad_()
         (first,) = torch.autograd.grad(scalar(name)(x).sum(), x, create_graph=True)
         if first.requires_grad:
-            (second,) = torch.autograd.grad(first[first.isfinite()].sum(), x, allow_unused=True)
-            assert second is None or second.isfinite().all()
+            (second,) = torch.autograd.grad(first, x, torch.ones_like(first), allow_unused=True)
+            assert second is None or not second.isnan().any()
 
 
 @pytest.mark.parametrize("name", SCALAR_NAMES)
@@ -74,12 +44,12 @@ def test_laws_in_float64(name: str, data: st.DataObject) -> None:
     reach = 1 + max([float(v) for v in f.parameters.values() if v is not None], default=1.0) * 40
     # exp(−x²/2) and the cubic in the tanh form: up to 4,600 in the exponent, where the value itself underflows.
     rtol = 4e-16 * (reach if f.parameters else 3000)
-    assert_matches_oracle(f, f, x, rtol=rtol)
+    assert_value(f, f, x)
     # At a kink of a clip or a ReLU the side decides, and x + 3 or x·σ(x) may round to the other one.
     kinks = torch.tensor([3.0, *(float(v) for v in f.parameters.values() if v is not None)], dtype=torch.float64)
     smooth = x[((x.abs()[:, None] - kinks).abs() > 0.01).all(1)]
     assert_matches_oracle(f.derivative, f, smooth, order=1, rtol=rtol, atol=1e-14 * reach)
-    assert_matches_oracle(slope(f), f, smooth, order=1, rtol=rtol, atol=1e-14 * reach)
+    assert_matches_oracle(slope_of(f), f, smooth, order=1, rtol=rtol, atol=1e-14 * reach)
 
 
 @pytest.mark.parametrize("name", SCALAR_NAMES)
@@ -94,33 +64,6 @@ def test_declared_derivative_is_the_numerical_one(name: str) -> None:
             near = [f.oracle(x + float(k * h), digits=50) for k in (-2, -1, 1, 2)]
             numerical = (near[0] - 8 * near[1] + 8 * near[2] - near[3]) / (12 * h)
             assert abs(numerical - exact) < mpmath.mpf(10) ** -20, (name, x)
-
-
-@pytest.mark.parametrize("name", SCALAR_NAMES)
-def test_declared_limits_are_where_the_formula_goes(name: str) -> None:
-    f = scalar(name)
-    for side in (-1.0, 1.0):
-        limit, far = f.oracle(side * INF), f.oracle(side * 1e300)
-        if mpmath.isinf(limit):
-            assert abs(far) > 1e299, name
-            assert mpmath.sign(far) == mpmath.sign(limit), name
-        else:
-            assert abs(far - limit) < 1e-45, name
-
-
-@pytest.mark.parametrize("name", SCALAR_NAMES)
-def test_gradcheck(name: str) -> None:
-    x = torch.tensor([-6.2, -2.4, -1.1, -0.3, 0.2, 0.9, 2.1, 5.5, 8.1], dtype=torch.float64, requires_grad=True)
-    given_ = SCALARS[name].needs
-    values = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.7, 6.5)][: len(given_)]
-
-    def f(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        return SCALARS[name].bind(**dict(zip(given_, values, strict=True)))(x)
-
-    assert torch.autograd.gradcheck(f, (x, *values))
-    if name not in ("identity", "clip", "clip_plus_one"):  # piecewise linear: nothing left to differentiate
-        assert torch.autograd.gradgradcheck(f, (x, *values))
-    assert torch.autograd.gradcheck(scalar(name), x)
 
 
 @pytest.mark.parametrize(
@@ -140,17 +83,29 @@ def test_agrees_with_torch_where_torch_is_right(name: str, reference) -> None:
     torch.testing.assert_close(SCALARS[name](x), reference(x), rtol=1e-12, atol=1e-15)
 
 
-ACT2FN = {
-    "identity": "linear", "relu": "relu", "relu2": "relu2", "sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh", "gelu_quick": "quick_gelu", "silu": "silu",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ACT2FN)
-def test_agrees_with_transformers(name: str) -> None:
+def test_every_activation_of_transformers_is_here() -> None:
+    """By its own name or an alias; what takes a parameter, with the value it has there."""
     activations = pytest.importorskip("transformers.activations")
     x = torch.linspace(-4, 4, 257)
-    torch.testing.assert_close(SCALARS[name](x), activations.ACT2FN[ACT2FN[name]](x), rtol=2e-6, atol=2e-6)
+    special = {
+        "swish": ("silu", {}),  # there the name of SiLU; here of Swish(β)
+        "elu": ("elu", {"alpha": 1.0}),
+        "leaky_relu": ("leaky_relu", {"negative_slope": 0.01}),
+    }
+    absent = {"prelu", "sqrtsoftplus"}  # a learned module of its own; a router's score
+    for name in sorted(activations.ACT2FN.keys() - absent):
+        ours, parameters = special.get(name, (name, {}))
+        module = activations.ACT2FN[name]
+        if name == "xielu":
+            module = module.float()
+            parameters = {
+                "alpha_p": module.alpha_p.item(),
+                "alpha_n": module.alpha_n.item(),
+                "beta": module.beta.item(),
+            }
+        theirs = module(x).detach()
+        ours_ = SCALARS[ours].bind(**parameters)(x)
+        torch.testing.assert_close(ours_, theirs, rtol=3e-6, atol=3e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def test_known_distances_between_the_three_gelus() -> None:
@@ -188,10 +143,11 @@ def test_second_moment(name: str) -> None:
     square = f(z).square()
     deviation = 5 * square.std().item() / math.sqrt(z.numel())
     assert abs(square.mean().item() - f.second_moment) < deviation
-    # The trapezium rule, which knows nothing of panels: exact for smooth functions, h² at a kink.
+    # The trapezium rule, which knows nothing of panels: exact for smooth functions, h² at a kink, h at a jump.
+    tolerance = 1e-3 if name == "fatrelu" else 1e-7
     t = torch.linspace(-14, 14, 280_001, dtype=torch.float64)
     density = torch.exp(-t.square() / 2) / math.sqrt(2 * math.pi)
-    assert math.isclose(torch.trapezoid(f(t).square() * density, t).item(), f.second_moment, rel_tol=1e-7)
+    assert math.isclose(torch.trapezoid(f(t).square() * density, t).item(), f.second_moment, rel_tol=tolerance)
 
 
 def test_second_moments_in_closed_form() -> None:
@@ -214,13 +170,13 @@ def test_what_is_declared(name: str) -> None:
     f = SCALARS[name]
     assert f.name == name
     assert "arXiv:" in f.source or "config.json" in f.source
-    assert f.degree == (1 if name == "identity" else None)
+    assert f.degree == {"identity": 1, "square": 2, "cube": 3}.get(name)
     assert "x" in f.latex
 
 
 def test_broken_implementations_are_caught() -> None:
     """The checks above, on functions that are wrong by little: a check that passes these checks nothing."""
-    x32, x64 = grid(torch.float32), torch.linspace(-4, 4, 33, dtype=torch.float64)
+    x32, x64 = points(torch.float32), torch.linspace(-4, 4, 33, dtype=torch.float64)
     silu, gelu = SCALARS["silu"], SCALARS["gelu"]
 
     def slope_off_by_a_hundredth(x: torch.Tensor) -> torch.Tensor:
@@ -232,18 +188,52 @@ def test_broken_implementations_are_caught() -> None:
     def one_plus_erf(x: torch.Tensor) -> torch.Tensor:
         return x * 0.5 * (1 + torch.erf(x * 0.7071067811865476))
 
-    rtol, atol = SLOPE[torch.float32]
+    def in_float16(x: torch.Tensor) -> torch.Tensor:
+        return silu(x.half()).to(x.dtype)
+
     broken = [
-        lambda: assert_matches_oracle(slope_off_by_a_hundredth, silu, x32[:15], order=1, rtol=rtol, atol=atol),
-        lambda: assert_matches_oracle(erf_off_by_two_thousandths, gelu, x64, rtol=VALUE[torch.float32]),
-        lambda: assert_matches_oracle(SCALARS["gelu_tanh"], gelu, x64, rtol=VALUE[torch.float32]),
-        lambda: assert_matches_oracle(SCALARS["gelu_quick"], gelu, x64, rtol=1e-3),
-        lambda: assert_matches_oracle(one_plus_erf, gelu, x32[:15], rtol=STEEP["gelu"]),
+        lambda: assert_slope(slope_off_by_a_hundredth, silu, x32[:15]),
+        lambda: assert_value(erf_off_by_two_thousandths, gelu, x64),
+        lambda: assert_value(erf_off_by_two_thousandths, gelu, x64.float()),
+        lambda: assert_value(SCALARS["gelu_tanh"], gelu, x64),
+        lambda: assert_value(SCALARS["gelu_quick"], gelu, x64),
+        lambda: assert_value(one_plus_erf, gelu, x32[:15]),
+        lambda: assert_value(in_float16, silu, x32),
         # torch's own: NaN at the infinities, and no tail.
-        lambda: assert_matches_oracle(F.silu, silu, x32, rtol=VALUE[torch.float32]),
-        lambda: assert_matches_oracle(slope(F.silu), silu, x32[:-1], order=1, rtol=rtol, atol=atol),
-        lambda: assert_matches_oracle(F.gelu, gelu, x32[:15], rtol=STEEP["gelu"]),
+        lambda: assert_value(F.silu, silu, x32),
+        lambda: assert_slope(slope_of(F.silu), silu, x32[:-1]),
+        lambda: assert_value(F.gelu, gelu, x32[:15]),
+        # Limits that are not the formula's.
+        lambda: assert_laws(Scalar("silu", "x*sigmoid(x)", ("0", "1"), "")),
     ]
     for check in broken:
         with pytest.raises(AssertionError, match=r"silu|gelu"):
             check()
+
+
+@pytest.mark.parametrize("name", SCALAR_NAMES)
+def test_shape(name: str) -> None:
+    """Range and smoothness against the values themselves."""
+    f = scalar(name)
+    low, high = f.image
+    x = torch.cat([torch.linspace(-30, 30, 60_001, dtype=torch.float64), torch.logspace(1.5, 6, 500).double()])
+    y = torch.cat([f(x), f(-x)])
+    assert y.min() >= low - 1e-12
+    assert y.max() <= high + 1e-12
+    for bound in (low, high):
+        assert math.isinf(bound) or (y - bound).abs().min() < 1e-3 * (1 + abs(bound))
+    near = torch.linspace(-12, 12, 2_000_003, dtype=torch.float64)
+    jumps = f(near).diff().abs().max().item() > 1e-2
+    bends = f.derivative(near).diff().abs().max().item() > 5e-3
+    if name != "xielu":  # its jump, of 2e-6 at 0, is its published formula's, and too small to see here
+        assert (f.smoothness == -1) == jumps
+        assert (f.smoothness in (-1, 0)) == bends
+
+
+def test_smoothness_and_cost() -> None:
+    assert [SCALARS[n].smoothness for n in ("relu", "relu2", "silu", "cube")] == [0, 1, None, None]
+    assert scalar("fatrelu").smoothness == scalar("xielu").smoothness == -1
+    assert SCALARS["silu"].cost == {"add": 1, "div": 1, "exp": 1, "mul": 1}
+    assert SCALARS["relu2"].cost == {"max": 1, "mul": 1}
+    assert gate("bilinear").cost == {"mul": 1}
+    assert gate("swiglu_oai").cost == {"add": 2, "div": 1, "exp": 1, "max": 1, "min": 2, "mul": 3}

@@ -218,8 +218,74 @@ class within(Primitive):
         return sympy.S.Zero, sympy.S.Zero, sympy.S.Zero
 
 
-_NAMES = {f.__name__: f for f in (sigmoid, tanh, Phi, relu, cap, clip)} | {
+class select(Primitive):
+    """p where a < b, else q; also where a or b is NaN."""
+
+    bounded = False
+    pattern = r"\begin{{cases}} {2} & {0} < {1} \\ {3} & \text{{otherwise}} \end{{cases}}"
+
+    @staticmethod
+    def definition(a: Expr, b: Expr, p: Expr, q: Expr) -> Expr:
+        return sympy.Piecewise((p, a < b), (q, True))
+
+    def _eval_derivative(self, s: Any) -> Expr:
+        # Not by the chain rule: 0·p' + 1·q' is NaN where the branch not taken is infinite.
+        a, b, p, q = self.args
+        return select(a, b, sympy.diff(p, s), sympy.diff(q, s))
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr, p: Expr, q: Expr) -> Expr | None:
+        return p if p == q else None
+
+
+class expm1(Primitive):
+    """e^z − 1."""
+
+    bounded = False
+    pattern = r"\left(e^{{{0}}} - 1\right)"
+
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return sympy.exp(z) - 1
+
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (sympy.exp(z),)
+
+
+class softplus(Primitive):
+    """log(1 + e^z)."""
+
+    bounded = False
+    pattern = r"\log\left(1 + e^{{{0}}}\right)"
+
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return sympy.log(1 + sympy.exp(z))
+
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (sigmoid(z),)
+
+
+class positive(Primitive):
+    """z where it is positive; elsewhere some positive number, so that a branch not taken has a logarithm."""
+
+    pattern = r"{0}"
+
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return z
+
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (sympy.S.One,)
+
+
+_NAMES = {f.__name__: f for f in (sigmoid, tanh, Phi, relu, cap, clip, select, expm1, softplus, positive)} | {
     "x": x,
+    "exp": sympy.exp,
+    "log": sympy.log,
     "sqrt": sympy.sqrt,
     "pi": sympy.pi,
     "oo": sympy.oo,
@@ -228,11 +294,19 @@ _SYMPY = {"Integer": sympy.Integer, "Float": sympy.Float, "Rational": sympy.Rati
 
 
 # How parameters are written in the papers they come from.
-_WRITTEN = {"linear_beta": r"\lambda", "limit": "L"}
+_WRITTEN = {
+    "linear_beta": r"\lambda",
+    "limit": "L",
+    "threshold": "T",
+    "alpha_p": r"\alpha_p",
+    "alpha_n": r"\alpha_n",
+    "negative_slope": "a",
+}
 
 
 def latex(expr: Expr) -> str:
-    """Return ``expr`` in LaTeX."""
+    """Return ``expr`` in LaTeX; a decimal is written as one, not as the fraction it is kept as."""
+    expr = expr.replace(lambda e: e.is_Rational and e.q > 20 and abs(e) > 1e-4, lambda e: sympy.Float(e, 7))
     return sympy.latex(expr, symbol_names={symbol(n): text for n, text in _WRITTEN.items()})
 
 
@@ -278,6 +352,12 @@ def is_unbounded(expr: Expr) -> bool:
     """Say whether ``expr`` can become infinite for an infinite variable (parameters are finite)."""
     if isinstance(expr, Primitive) and expr.bounded:
         return False
+    if isinstance(expr, select):
+        return any(is_unbounded(a) for a in expr.args[2:])
     if expr.is_Symbol:
         return expr in (x, g, u)
+    if expr.has(positive) and isinstance(expr, sympy.exp):
+        return False
+    if expr.has(positive) and expr.is_Pow and expr.exp.is_negative:
+        return True
     return any(is_unbounded(a) for a in expr.args)

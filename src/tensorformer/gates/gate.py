@@ -15,7 +15,7 @@ from tensorformer.errors import GateError, ShapeError, suggest
 from tensorformer.gates.kernel import Kernel, kernel
 
 Parameter = float | Tensor | None
-Rule = Literal["> 0", ">= 0", "> 0 or None"]
+Rule = Literal["> 0", ">= 0", "> 0 or None", "any number"]
 
 
 @final
@@ -31,6 +31,8 @@ class Scalar:
         needs: parameters and their ranges; none has a default.
         without: the formula and the limits that hold where a parameter that may be None is None, or one that may
             be zero is zero.
+        models: models that use it in a two-matrix feed-forward layer.
+        aliases: other names of the very same function.
         parameters: the values bound so far; use :meth:`bind`.
     """
 
@@ -40,6 +42,8 @@ class Scalar:
     source: str
     needs: Mapping[str, Rule] = field(default_factory=dict)
     without: tuple[str, tuple[str, str]] | None = None
+    models: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     # What holds with these parameters: the formula, the limits, the names in them, and their values.
     _formula: str = field(init=False)
@@ -50,7 +54,7 @@ class Scalar:
 
     def __post_init__(self) -> None:
         parameters = self.parameters.items()
-        absent = [n for n, v in parameters if v is None or (not isinstance(v, Tensor) and v == 0)]
+        absent = [n for n, v in parameters if v is None or (not isinstance(v, Tensor) and v == 0)] * bool(self.without)
         formula, limits = self.without if absent and self.without else (self.formula, self.limits)
         object.__setattr__(self, "_formula", formula)
         object.__setattr__(self, "_limits", limits)
@@ -131,6 +135,30 @@ class Scalar:
         self._require()
         return oracle.second_moment(self._formula, self._names, self._floats())
 
+    @property
+    def smoothness(self) -> int | None:
+        """How many derivatives are continuous: k for C^k, −1 where the function itself jumps, None for C^∞."""
+        from tensorformer.gates import shape
+
+        self._require()
+        return shape.smoothness(self._formula, self._names, self._floats())
+
+    @property
+    def image(self) -> tuple[float, float]:
+        """The infimum and the supremum of its values, which may be infinite."""
+        from tensorformer.gates import shape
+
+        self._require()
+        ends = tuple(float(self.oracle(side * math.inf)) for side in (-1, 1))
+        return shape.image(self._formula, self._names, self._floats(), ends)
+
+    @property
+    def cost(self) -> dict[str, int]:
+        """How many operations of each kind an element costs, common parts counted once; σ is exp, add and div."""
+        from tensorformer.gates import shape
+
+        return shape.cost(self.expr)
+
     def oracle(self, x: float | Sequence[float] | Tensor, digits: int = 50, order: int = 0) -> Any:
         """Return the function, or a derivative of it, computed with mpmath from the same formula.
 
@@ -164,13 +192,14 @@ class Scalar:
         Raises:
             GateError: the formula uses a function that has no Triton form.
         """
-        from tensorformer.gates import expr, printers
+        from tensorformer.gates import expr
+        from tensorformer.gates.triton_source import triton_lines
 
         outputs = {value: self.expr}
         if derivative is not None:
             outputs[derivative] = self.derivative_expr
         symbol = expr.symbol(x)
-        return printers.triton_lines({n: e.subs(expr.x, symbol) for n, e in outputs.items()}, f"{x}_")
+        return triton_lines({n: e.subs(expr.x, symbol) for n, e in outputs.items()}, f"{x}_")
 
     def _kernel(self, x: Tensor) -> Kernel:
         if self.needs:
@@ -208,6 +237,7 @@ class Gate:
         value: ψ, applied to the up projection.
         source: where the formula comes from.
         models: models that use it.
+        aliases: other names of the very same gate.
     """
 
     name: str
@@ -215,6 +245,7 @@ class Gate:
     value: Scalar
     source: str
     models: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return described(self.name, self.parameters)
@@ -280,6 +311,13 @@ class Gate:
         """E[φ(z₁)²]·E[ψ(z₂)²] for independent z₁, z₂ ~ N(0, 1)."""
         return self.gate.second_moment * self.value.second_moment
 
+    @property
+    def cost(self) -> dict[str, int]:
+        """How many operations of each kind a pair (g, u) costs."""
+        from tensorformer.gates import shape
+
+        return shape.cost(self.expr)
+
     def triton_body(self, backward: bool = False) -> list[str]:
         """Return the lines of Triton that compute ``h`` from ``g`` and ``u``; or, backward, also ``dg`` and ``du``.
 
@@ -332,6 +370,7 @@ def _in_range(owner: str, name: str, rule: Rule, value: Parameter) -> Parameter:
         raise GateError(f"{owner!r}: {name} must be a number {rule}, not None")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GateError(f"{owner!r}: {name} must be a number {rule} or a tensor, not {value!r}")
-    if not math.isfinite(value) or value < 0 or (value == 0 and rule != ">= 0"):
+    low = -math.inf if rule == "any number" else 0.0
+    if not math.isfinite(value) or value < low or (value == 0 and rule.startswith("> 0")):
         raise GateError(f"{owner!r}: {name} must be a finite number {rule}, not {value!r}")
     return float(value)

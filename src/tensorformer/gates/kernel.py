@@ -39,7 +39,8 @@ class Kernel:
 
     def __init__(self, formula: str, names: tuple[str, ...], path: tuple[str, ...]) -> None:
         # SymPy takes half a second to load: only here, when a formula is first used.
-        from tensorformer.gates import expr, printers
+        from tensorformer.gates import expr
+        from tensorformer.gates.torch_source import torch_source
 
         self.formula, self.names, self.path = formula, names, path
         expression = expr.parse(formula, names[1:])
@@ -47,7 +48,10 @@ class Kernel:
             expression = expr.derivative(expression, name)
         self.is_zero = bool(expression == 0)
         self.native = _NATIVE.get(str(expression))
-        self.source = printers.torch_source(expression, names)
+        own = set(map(expr.symbol, names[1:]))
+        # Such as softplus(α): torch's functions take tensors, and a parameter may be a number.
+        self.transforms_parameters = any(f.free_symbols and f.free_symbols <= own for f in _calls(expression))
+        self.source = torch_source(expression, names)
         file = f"<tensorformer {formula} {'/'.join(path)}>"
         # Tracebacks and debuggers can then show the printed lines.
         linecache.cache[file] = (len(self.source), None, self.source.splitlines(True), file)
@@ -105,10 +109,19 @@ class Kernel:
     def _wide(self, x: Tensor, *parameters: Argument) -> Tensor:
         dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
         values = [p.to(dtype) if isinstance(p, Tensor) else p for p in parameters]
+        if self.transforms_parameters:
+            wide = {"dtype": torch.float64, "device": "cpu"}
+            values = [v if isinstance(v, Tensor) else torch.tensor(v, **wide) for v in values]
         result = self.printed(x.to(dtype), *values)
         if not isinstance(result, Tensor):
             return torch.full_like(x, result, dtype=dtype)
-        return result.expand(x.shape)
+        return result.to(dtype).expand(x.shape)  # a choice between two numbers has torch's default dtype
+
+
+def _calls(expression: Any) -> set[Any]:
+    import sympy
+
+    return expression.atoms(sympy.Function)
 
 
 class _Elementwise(torch.autograd.Function):

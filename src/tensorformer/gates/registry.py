@@ -1,0 +1,85 @@
+"""The catalogue as a mapping that others can add to: by an entry point of the group ``tensorformer.gates``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, final
+
+from tensorformer.errors import GateError, suggest
+from tensorformer.gates.gate import Gate, Scalar
+
+GROUP = "tensorformer.gates"
+Entry = TypeVar("Entry", Scalar, Gate)
+
+
+@final
+class Catalogue(Mapping[str, Entry], Generic[Entry]):
+    """Activations by name: iterates over names, finds aliases too, and answers an unknown name with the nearest.
+
+    Args:
+        kind: what it holds.
+        entries: those of this package; those of installed packages are added when it is first looked into.
+
+    Raises:
+        GateError: two entries share a name or an alias.
+    """
+
+    def __init__(self, kind: type[Entry], entries: Iterable[Entry]) -> None:
+        self._kind = kind
+        self._entries: dict[str, Entry] = {}
+        self._aliases: dict[str, str] = {}
+        self._complete = False
+        for entry in entries:
+            self._add(entry)
+
+    def __getitem__(self, name: str) -> Entry:
+        self._load()
+        name = self._aliases.get(name, name)
+        if name not in self._entries:
+            raise GateError(f"unknown activation {name!r}{suggest(str(name), [*self._entries, *self._aliases])}")
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return name in self._entries or name in self._aliases
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._entries)
+
+    def _add(self, entry: Entry) -> None:
+        for name in (entry.name, *entry.aliases):
+            if name in self._entries or name in self._aliases:
+                raise GateError(f"there is an activation {name!r} already: choose another name")
+        self._entries[entry.name] = entry
+        self._aliases |= dict.fromkeys(entry.aliases, entry.name)
+
+    def _load(self) -> None:
+        if self._complete:
+            return
+        # Set first: a package may look into the catalogue while it builds its own entries.
+        self._complete = True
+        for point in entry_points(group=GROUP):
+            try:
+                for entry in _entries_of(point):
+                    if isinstance(entry, self._kind):
+                        self._add(entry)
+            except Exception as e:
+                # One broken package must not take every activation with it.
+                text = " ".join(f"{type(e).__name__}: {e}".split())
+                warnings.warn(f"activations of the entry point {point.name!r} are left out: {text}", stacklevel=3)
+
+
+def _entries_of(point: EntryPoint) -> list[Any]:
+    loaded = point.load()
+    found = [loaded] if isinstance(loaded, Scalar | Gate) else list(loaded)
+    for entry in found:
+        if not isinstance(entry, Scalar | Gate):
+            raise GateError(f"{point.value} holds {entry!r}: it must be a Scalar, a Gate, or a sequence of them")
+    return found
