@@ -9,7 +9,23 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tensorformer.errors import StorageError
+from tensorformer.errors import ConfigError, StorageError
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made again: ``$TENSORFORMER_CACHE``, else one in the user's cache.
+
+    Raises:
+        ConfigError: there is no home folder.
+    """
+    if chosen := os.environ.get("TENSORFORMER_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).absolute() / "tensorformer"
+    try:
+        return Path.home() / ".cache" / "tensorformer"
+    except RuntimeError:
+        raise ConfigError("there is no home folder for a cache; set TENSORFORMER_CACHE to a folder") from None
 
 
 @contextlib.contextmanager

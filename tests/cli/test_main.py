@@ -11,6 +11,9 @@ import pytest
 
 from tests.recipes import RECIPES, TINY
 
+COMMANDS = ["compare", "train", "report", "generate", "list", "gallery", "bench"]
+STUDIES = ["study numerics", "study precision", "study ranges"]
+
 
 def tensorformer(*arguments: str, code: int = 0) -> str:
     """Run a command, check its exit code, and return what it printed (on stderr, where it fails)."""
@@ -21,13 +24,13 @@ def tensorformer(*arguments: str, code: int = 0) -> str:
 
 def test_help_names_every_command_and_what_to_do_first() -> None:
     text = tensorformer("--help")
-    for word in ("compare", "train", "report", "generate", "list", "bench", "recipes/demo.toml", "--dry-run"):
+    for word in (*COMMANDS, "study", "recipes/demo.toml", "--dry-run"):
         assert word in text
 
 
-@pytest.mark.parametrize("command", ["compare", "train", "report", "generate", "list", "bench"])
+@pytest.mark.parametrize("command", [*COMMANDS, *STUDIES])
 def test_every_command_explains_itself(command: str) -> None:
-    text = tensorformer(command, "--help")
+    text = tensorformer(*command.split(), "--help")
     assert "--debug" in text
     assert "None" not in text.replace("None}", "")
 

@@ -15,7 +15,7 @@ import pytest
 import tensorformer.data.prepare as module
 from tensorformer.config.schema import BPE, Bytes, Data, TokenizerFile
 from tensorformer.data.corpus import documents
-from tensorformer.data.prepare import Corpus, TokenPart, default_cache, prepare
+from tensorformer.data.prepare import Corpus, TokenPart, prepare
 from tensorformer.data.split import PARTS, part
 from tensorformer.errors import ConfigError, DataError
 
@@ -277,28 +277,6 @@ def test_a_tokenizer_file_is_part_of_the_key(source: Path, cache: Path, tmp_path
     path.write_text(path.read_text().replace("<|endoftext|>", "<|end|>"))
     with pytest.raises(DataError, match=r"no token '<\|endoftext\|>'"):
         prepare(config, cache)
-
-
-@pytest.fixture
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TENSORFORMER_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.usefixtures("_no_variables")
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/a")
-    assert default_cache() == Path("/home/a/.cache/tensorformer")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert default_cache() == Path("/x/tensorformer")
-    monkeypatch.setenv("TENSORFORMER_CACHE", "~/there")
-    assert default_cache() == Path("/home/a/there")
-    monkeypatch.undo()
-    monkeypatch.delenv("TENSORFORMER_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError()))
-    with pytest.raises(DataError, match="set TENSORFORMER_CACHE"):
-        default_cache()
 
 
 def test_the_standard_library_in_seconds(cache: Path) -> None:

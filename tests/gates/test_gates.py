@@ -139,6 +139,8 @@ def test_tensor_parameters_per_channel_get_gradients(dtype: torch.dtype) -> None
 def test_a_parameter_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"swish: a parameter of shape \(4, 3\) does not fit \(3,\)"):
         SCALARS["swish"].bind(beta=torch.ones(4, 3))(torch.ones(3))
+    with pytest.raises(ShapeError, match=r"a parameter of shape \(4,\) does not fit \(3,\)"):
+        SCALARS["swish"].bind(beta=torch.ones(4))(torch.ones(3))
 
 
 def test_situ_is_bounded_and_becomes_swiglu() -> None:

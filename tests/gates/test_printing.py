@@ -185,6 +185,9 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-1)):
     torch.testing.assert_close(compiled, eager, rtol=tolerance, atol=tolerance)
     ours, theirs = (torch.autograd.grad(y.sum(), (g, u, limit)) for y in (compiled, eager))
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * 10)
+    with torch.no_grad():
+        alone = torch.compile(every_gate, fullgraph=True)(g, u, limit)
+    torch.testing.assert_close(alone, eager, rtol=tolerance, atol=tolerance)
 print("compiled")
 """
 

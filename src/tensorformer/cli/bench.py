@@ -12,25 +12,44 @@ from tensorformer.cli.options import Options
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Options):
-    """Measure speed against a peer, both in turn in one run. Needs the extra `peers`."""
+    """Measure speed against peers, all in turn in one run."""
 
-    suite: Annotated[Literal["train"], tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
-    """train: a training step of softmax + SwiGLU against transformers' Llama of the same shape."""
+    suite: Annotated[Literal["train", "gates"], tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
+    """train: a training step of softmax + SwiGLU against transformers' Llama of the same shape (extra `peers`).
+    gates: act_and_mul against torch eager and Inductor, and what φ costs in a feed-forward layer."""
 
     rounds: int = 15
-    """Steps timed of each."""
+    """Turns timed of each."""
 
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, …"""
 
+    gate: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")] = ()
+    """A gate to measure, in the suite gates (may be repeated); a choice of ten where none is named."""
+
+    inductor: bool = True
+    """Measure torch.compile too, in the suite gates: some ten seconds of compiling for each line."""
+
     def run(self) -> None:
         """Do it."""
-        from tensorformer.bench.train import against_llama
         from tensorformer.cli.show import console
         from tensorformer.errors import ConfigError
         from tensorformer.lab.device import pick
 
         if self.rounds < 1:
             raise ConfigError(f"--rounds {self.rounds}: write 1 or more")
-        for line in against_llama(pick(self.device), self.rounds):
-            console.print(line, soft_wrap=True)
+        device = pick(self.device)
+        if self.suite == "train":
+            from tensorformer.bench.train import against_llama
+
+            lines = against_llama(device, self.rounds)
+        elif device.type == "cuda":
+            from tensorformer.bench.gates_cuda import run
+
+            lines = run(device, self.rounds)
+        else:
+            from tensorformer.bench.gates import run
+
+            lines = run(self.gate, self.rounds, self.inductor)
+        for line in lines:
+            console.print(line, soft_wrap=True, markup=False, highlight=False)

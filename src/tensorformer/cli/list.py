@@ -60,21 +60,25 @@ class List(Options):
 
 
 def _gates() -> list[tuple[str, ...]]:
+    from tensorformer.config.row_activations import ROW_ACTIVATIONS
     from tensorformer.gates import GATES
 
-    return [("gate", "formula h(g, u)", "degree", "source")] + [
-        (name, str(gate.expr), "–" if gate.degree is None else str(gate.degree), gate.source)
-        for name, gate in GATES.items()
-    ]
+    rows = [("gate", "formula h(g, u)", "degree", "source")]
+    rows += [(name, str(gate.expr), _degree(gate.degree), gate.source) for name, gate in GATES.items()]
+    return rows + [(name, a.formula, "–", a.source) for name, a in ROW_ACTIVATIONS.items() if a.gated]
 
 
 def _activations() -> list[tuple[str, ...]]:
+    from tensorformer.config.row_activations import ROW_ACTIVATIONS
     from tensorformer.gates import SCALARS
 
-    return [("activation", "formula", "degree", "source")] + [
-        (name, str(scalar.expr), "–" if scalar.degree is None else str(scalar.degree), scalar.source)
-        for name, scalar in SCALARS.items()
-    ]
+    rows = [("activation", "formula", "degree", "source")]
+    rows += [(name, str(scalar.expr), _degree(scalar.degree), scalar.source) for name, scalar in SCALARS.items()]
+    return rows + [(name, a.formula, "–", a.source) for name, a in ROW_ACTIVATIONS.items() if not a.gated]
+
+
+def _degree(degree: int | None) -> str:
+    return "–" if degree is None else str(degree)
 
 
 def _attention() -> list[tuple[str, ...]]:

@@ -11,9 +11,11 @@ import tyro
 
 from tensorformer.cli.bench import Bench
 from tensorformer.cli.compare import Compare
+from tensorformer.cli.gallery import Gallery
 from tensorformer.cli.generate import Generate
 from tensorformer.cli.list import List
 from tensorformer.cli.report import Report
+from tensorformer.cli.study import Study
 from tensorformer.cli.train import Train
 
 DESCRIPTION = """Tensor Transformers: bilinear layers, bilinear attention, and matched comparisons of what they cost.
@@ -21,12 +23,16 @@ DESCRIPTION = """Tensor Transformers: bilinear layers, bilinear attention, and m
 Begin with `tensorformer compare recipes/demo.toml`, or add --dry-run to see first what it would train.
 Exit codes: 0 done, 1 the input was at fault, 2 the command line was, 130 Ctrl-C (run the same command to go on)."""
 
+STUDY = "Study activations: their errors, their ranges, a kernel's definition."
+
 Command = (
     Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Gallery, tyro.conf.subcommand("gallery")]
+    | Annotated[Study, tyro.conf.subcommand("study", description=STUDY)]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from tensorformer.lab.plan import Planned, check_fits
 from tensorformer.lab.results import Comparison, Difference
 from tensorformer.lab.timing import step_seconds
 
-console = Console(highlight=False, markup=False)  # names and paths may hold brackets
+# Names and paths may hold brackets; and a file or a pipe has no width that a table would have to be cut to.
+console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 EXTRA_BUDGETS = 2.5  # data-to-match trains the baseline at 0.5× and 2× as well
 
 

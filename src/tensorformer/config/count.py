@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tensorformer.config.check import feed_forward_activation
+from tensorformer.config.check import feed_forward_activation, is_gated, learned_parameters
+from tensorformer.config.row_activations import RowActivation
 from tensorformer.config.schema import FeedForward, LinearAttention, Model, SoftmaxAttention
 from tensorformer.config.shapes import PRESETS, Heads, blocks, heads
-from tensorformer.gates import Gate
 from tensorformer.ops.linear_attention import flops as linear_attention_flops
 from tensorformer.ops.linear_attention.plan import auto_chunk
 
@@ -17,7 +17,7 @@ def parameters(model: Model) -> int:
     for mixer, ffn in blocks(model):
         total += 2 * norm
         total += mixer_matrices(model.mixers[mixer], model.d_model) + _mixer_vectors(model.mixers[mixer])
-        total += feed_forward_matrices(model.ffns[ffn], model.d_model)
+        total += feed_forward_matrices(model.ffns[ffn], model.d_model) + _feed_forward_vectors(model.ffns[ffn])
     return total
 
 
@@ -59,7 +59,7 @@ def training_flops(model: Model, context: int) -> int:
 
 def feed_forward_matrices(ffn: FeedForward, d_model: int) -> int:
     """Return the number of weights in a feed-forward part: three matrices around a gate, two around a scalar."""
-    return d_model * ffn.d_ff * (3 if isinstance(feed_forward_activation(ffn), Gate) else 2)
+    return d_model * ffn.d_ff * (3 if is_gated(feed_forward_activation(ffn)) else 2)
 
 
 def mixer_matrices(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> int:
@@ -80,6 +80,12 @@ def _is_quadratic(mixer: LinearAttention, h: Heads, context: int) -> bool:
 def _mixer_vectors(mixer: SoftmaxAttention | LinearAttention) -> int:
     learned = isinstance(mixer, LinearAttention) and PRESETS[mixer.preset].decay == "learned"
     return mixer.n_heads if learned else 0  # the decay gate's bias
+
+
+def _feed_forward_vectors(ffn: FeedForward) -> int:
+    activation = feed_forward_activation(ffn)
+    own = activation.weights(ffn.d_ff) if isinstance(activation, RowActivation) else 0
+    return own + len(learned_parameters(ffn))
 
 
 def _score_flops(mixer: SoftmaxAttention | LinearAttention, d_model: int, context: int) -> int:

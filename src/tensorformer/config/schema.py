@@ -79,10 +79,17 @@ class LinearAttention(Section, frozen=True, tag_field="kind", tag="linear_attent
     rope_theta: PositiveFloat = 10_000.0
 
 
+class Learned(Section, frozen=True):
+    """A parameter of an activation that is trained, from this value on."""
+
+    learned: float
+
+
 class FeedForward(Section, frozen=True, tag_field="kind", tag="feed_forward"):
     """Two matrices around a scalar activation, or three around a gate: the gate's name decides."""
 
-    gate: str | dict[str, str | float | int]  # "swiglu", or { name = "situ", beta = 4.0, linear_beta = 25.0 }
+    # "swiglu", { name = "situ", beta = 4.0, linear_beta = 25.0 }, or { name = "swish_glu", beta = { learned = 1.0 } }
+    gate: str | dict[str, str | float | int | Learned]
     d_ff: Positive
 
 

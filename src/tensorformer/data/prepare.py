@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import tempfile
 import time
@@ -27,7 +26,7 @@ from tensorformer.data.corpus import Document, describe, documents
 from tensorformer.data.split import PARTS, Part, part, place, position
 from tensorformer.data.tokenizer import Tokenizer, load, load_tokenizer, read_model
 from tensorformer.errors import DataError
-from tensorformer.files import sha256
+from tensorformer.files import cache_folder, sha256
 
 _FORMAT = 1  # rises when the same inputs give other tokens
 _META = "meta.json"
@@ -90,7 +89,7 @@ def prepare(data: Data, cache: Path | None = None) -> Corpus:
         DataError: the source can't be read, a part gets no document, or the cache can't be written.
         ConfigError: the shares leave nothing to train on.
     """
-    cache = default_cache() if cache is None else cache
+    cache = cache_folder() if cache is None else cache
     key = _survey(data)
     folder = cache / key[:32]
     for _ in range(3):  # a second look if another process just replaced a damaged folder
@@ -98,18 +97,6 @@ def prepare(data: Data, cache: Path | None = None) -> Corpus:
             return corpus
         _build(data, key, folder)
     raise DataError(f"{folder}: the token cache is damaged as often as it is written; set TENSORFORMER_CACHE elsewhere")
-
-
-def default_cache() -> Path:
-    """Return the folder for token arrays: ``$TENSORFORMER_CACHE``, else a folder in the user's cache."""
-    if chosen := os.environ.get("TENSORFORMER_CACHE"):
-        return Path(chosen).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "tensorformer"
-    try:
-        return Path.home() / ".cache" / "tensorformer"
-    except RuntimeError:
-        raise DataError("there is no home folder for the token cache; set TENSORFORMER_CACHE to a folder") from None
 
 
 def _survey(data: Data) -> str:

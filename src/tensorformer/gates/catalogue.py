@@ -50,8 +50,8 @@ SCALARS: Catalogue[Scalar] = Catalogue(Scalar, (
     Scalar("elu", "select(0, x, x, alpha*expm1(x))", ("-alpha", "oo"), "arXiv:1511.07289", {"alpha": "> 0"}),
     Scalar("selu", "1.0507009873554805*select(0, x, x, 1.6732632423543772*expm1(x))",
            ("-1.0507009873554805*1.6732632423543772", "oo"), "arXiv:1706.02515"),
-    # α_p and α_n as a checkpoint stores them, before the softplus. With −softplus(α_n)·x written out, −∞ is safe.
-    Scalar("xielu", "select(0, x, softplus(alpha_p)*x**2 + beta*x, "
+    # α_p and α_n as a checkpoint stores them, before the softplus. Written so that no part overflows before the whole.
+    Scalar("xielu", "select(0, x, x*(softplus(alpha_p)*x + beta), "
            "(beta + softplus(alpha_n))*expm1(cap(x, -1e-6)) - softplus(alpha_n)*x)", ("oo", "oo"), "arXiv:2411.13010",
            {"alpha_p": "any number", "alpha_n": "any number", "beta": ">= 0"}, models=("Apertus",)),
     Scalar("softcap", "c*tanh(x/c)", ("-c", "c"), "Gemma 2, arXiv:2408.00118", {"c": "> 0"}),

@@ -19,10 +19,10 @@ EXAMPLES = {
     "threshold": 0.25,
 }
 
-Activation = TypeVar("Activation", Scalar, Gate)
+Activation = TypeVar("Activation", bound=Scalar | Gate)
 
 
 def example(activation: Activation) -> Activation:
     """Return ``activation`` with every parameter it still needs set to an example value."""
     missing = activation.needs.keys() - activation.parameters.keys()
-    return activation.bind(**{n: EXAMPLES.get(n, 1.5) for n in missing}) if missing else activation
+    return activation.bind(**{n: EXAMPLES.get(n, 1.5) for n in missing}) if missing else activation  # pyright: ignore

@@ -234,8 +234,8 @@ class select(Primitive):
         return select(a, b, sympy.diff(p, s), sympy.diff(q, s))
 
     @classmethod
-    def eval(cls, a: Expr, b: Expr, p: Expr, q: Expr) -> Expr | None:
-        return p if p == q else None
+    def eval(cls, *args: Any) -> Expr | None:
+        return args[2] if args[2] == args[3] else None
 
 
 class expm1(Primitive):
@@ -356,8 +356,8 @@ def is_unbounded(expr: Expr) -> bool:
         return any(is_unbounded(a) for a in expr.args[2:])
     if expr.is_Symbol:
         return expr in (x, g, u)
-    if expr.has(positive) and isinstance(expr, sympy.exp):
-        return False
-    if expr.has(positive) and expr.is_Pow and expr.exp.is_negative:
+    if isinstance(expr, sympy.exp) and expr.has(positive):
+        return False  # a power of a positive number, not of e
+    if isinstance(expr, sympy.Pow) and expr.exp.is_negative and expr.has(positive):
         return True
     return any(is_unbounded(a) for a in expr.args)

@@ -205,7 +205,7 @@ class Scalar:
         if self.needs:
             self._require()
             for v in self._given:
-                if isinstance(v, Tensor) and torch.broadcast_shapes(v.shape, x.shape) != x.shape:
+                if isinstance(v, Tensor) and not fits(v.shape, x.shape):
                     text = f"{self.name}: a parameter of shape {tuple(v.shape)} does not fit {tuple(x.shape)}"
                     raise ShapeError(text)
         if self._ready is not None:
@@ -337,6 +337,11 @@ class Gate:
             for n, a, b in (("dg", "d_g", "f_u"), ("du", "d_u", "f_g")):
                 lines.append(f"{n} = {names[b]}" if names[a] == "1.0" else f"{n} = {names[a]}*{names[b]}")
         return lines
+
+
+def fits(shape: Sequence[int], into: Sequence[int]) -> bool:
+    """Say whether a tensor of ``shape`` broadcasts to the shape ``into``."""
+    return len(shape) <= len(into) and all(a in (1, b) for a, b in zip(shape[::-1], into[::-1], strict=False))
 
 
 def described(name: str, parameters: Mapping[str, Parameter]) -> str:

@@ -68,6 +68,8 @@ class Kernel:
         if self.native is not None and x.dtype in self.native.differentiable:
             return self.native.value(x)
         compiling = torch.compiler.is_compiling()
+        if compiling and not _needs_gradient(x, *parameters):
+            return self.value(x, *parameters)  # Dynamo can't trace an autograd function that nobody differentiates
         if not compiling and _transforming():
             return _Transformable.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
         if compiling or (parameters and any(isinstance(p, Tensor) for p in parameters)):
@@ -116,6 +118,10 @@ class Kernel:
         if not isinstance(result, Tensor):
             return torch.full_like(x, result, dtype=dtype)
         return result.to(dtype).expand(x.shape)  # a choice between two numbers has torch's default dtype
+
+
+def _needs_gradient(*arguments: Argument) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
 
 
 def _calls(expression: Any) -> set[Any]:

@@ -105,10 +105,10 @@ class Printer:
         return f"({text})"
 
     def _power(self, base: Expr, exponent: Any) -> str:
-        if exponent.is_Integer and exponent == 2 and "square" in self.spelling and not base.is_Symbol:
+        if exponent.is_Integer and int(exponent) == 2 and "square" in self.spelling and not base.is_Symbol:
             return self.spelling["square"].format(self(base))
         if exponent.is_Rational and exponent < 0:
-            return f"(1.0/{self(base**-exponent)})"
+            return f"({self(sympy.S.One)}/{self(base**-exponent)})"
         if exponent.is_Integer and exponent <= 8:
             return "(" + "*".join([self(base)] * int(exponent)) + ")"
         if exponent.is_Rational and exponent.q == 2 and exponent <= 8 and "sqrt" in self.spelling:

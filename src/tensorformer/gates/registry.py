@@ -41,6 +41,12 @@ class Catalogue(Mapping[str, Entry], Generic[Entry]):
             raise GateError(f"unknown activation {name!r}{suggest(str(name), [*self._entries, *self._aliases])}")
         return self._entries[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except GateError:
+            return default
+
     def __contains__(self, name: object) -> bool:
         self._load()
         return name in self._entries or name in self._aliases
@@ -74,6 +80,11 @@ class Catalogue(Mapping[str, Entry], Generic[Entry]):
                 # One broken package must not take every activation with it.
                 text = " ".join(f"{type(e).__name__}: {e}".split())
                 warnings.warn(f"activations of the entry point {point.name!r} are left out: {text}", stacklevel=3)
+
+
+# What torch.compiler.assume_constant_result does, without its import of torch._dynamo: tracing a look-up reads the
+# entry points there and then.
+Catalogue._load._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _entries_of(point: EntryPoint) -> list[Any]:

@@ -34,7 +34,7 @@ _NAMED = {
 class typed(Marker):
     """A number in the dtype of the input: of two plain numbers ``torch.where`` makes its default dtype."""
 
-    is_number = False  # printed as it stands, never worked out
+    is_number = False  # pyright: ignore  # printed as it stands, never worked out
 
 
 def _typed(a: Expr, b: Expr, p: Expr, q: Expr) -> Expr:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
 import functools
-import hashlib
 import importlib.resources
 import shlex
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import jinja2
 import vl_convert
 
 from tensorformer.files import write_bytes, write_text
@@ -21,6 +18,7 @@ from tensorformer.lab.results import Comparison, Variant
 from tensorformer.report import escape, series, table, theme, words
 from tensorformer.report import quantities as q
 from tensorformer.report.figures import Figure, figures
+from tensorformer.report.html import environment, policy
 from tensorformer.report.pen import HEIGHT, configure
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
@@ -192,21 +190,8 @@ def _detail(comparison: Comparison, variant: Variant) -> Detail:
     return Detail(variant, facts, heads, rows, escape.fence(variant.config))
 
 
-def _environment(autoescape: bool) -> jinja2.Environment:
-    loader = jinja2.PackageLoader("tensorformer.report", "templates")
-    found = jinja2.Environment(
-        loader=loader,
-        autoescape=autoescape,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=not autoescape,
-    )
-    found.filters["md"] = escape.markdown
-    return found
-
-
 def _markdown(context: dict[str, Any]) -> str:
-    return _environment(False).get_template("report.md.jinja").render(context)
+    return environment(False).get_template("report.md.jinja").render(context)
 
 
 def _page(context: dict[str, Any]) -> str:
@@ -215,14 +200,7 @@ def _page(context: dict[str, Any]) -> str:
     scripts = [_bundle(), (templates / "page.js").read_text(encoding="utf-8")] if context["figures"] else []
     specs = {f"chart-{f.key}": _spec(f, context["comparison"]) for f in context["figures"]}
     return (
-        _environment(True)
+        environment(True)
         .get_template("page.html.jinja")
-        .render(context, css=css, scripts=scripts, charts=escape.script_json(specs), policy=_policy(scripts))
+        .render(context, css=css, scripts=scripts, charts=escape.script_json(specs), policy=policy(scripts))
     )
-
-
-def _policy(scripts: list[str]) -> str:
-    """Return a policy under which only these scripts run and nothing is loaded, should an escape ever be missed."""
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

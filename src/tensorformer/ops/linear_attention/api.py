@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tensorformer.errors import ConfigError, ShapeError, suggest
+from tensorformer.ops.autocast import autocast_dtype
 from tensorformer.ops.linear_attention.compiled import linear_attention_op
 from tensorformer.ops.linear_attention.fast import LinearAttentionFunction, forward
 from tensorformer.ops.linear_attention.plan import Plan, auto_chunk, form
@@ -106,9 +107,8 @@ def _common_dtype(q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor) -> to
     dtype = v.dtype
     for x in (*q, *k):
         dtype = torch.promote_types(dtype, x.dtype)
-    if dtype != torch.float64 and torch.is_autocast_enabled(v.device.type):
-        return torch.get_autocast_dtype(v.device.type)
-    return dtype
+    asked = autocast_dtype(v.device)
+    return dtype if asked is None or dtype == torch.float64 else asked
 
 
 def _plan(k: tuple[Tensor, ...], v: Tensor, state: Tensor | None, chunk: int | None, impl: str, final: bool) -> Plan:
