@@ -70,7 +70,7 @@ class Kernel:
         compiling = torch.compiler.is_compiling()
         if compiling and not _needs_gradient(x, *parameters):
             return self.value(x, *parameters)  # Dynamo can't trace an autograd function that nobody differentiates
-        if not compiling and _transforming():
+        if not compiling and transforming():
             return _Transformable.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
         if compiling or (parameters and any(isinstance(p, Tensor) for p in parameters)):
             return _Elementwise.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
@@ -209,7 +209,7 @@ class _Eager(torch.autograd.Function):
 
 
 # Inside torch.func. Private in torch; should it go, every call takes the slower form, which is always right.
-_transforming: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+transforming: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 def _arguments(ctx: Any) -> list[Any]:

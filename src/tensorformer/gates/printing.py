@@ -96,8 +96,8 @@ class Printer:
     def _product(self, expr: Expr) -> str:
         if expr.args[0] == -1:
             return f"(-{self(sympy.Mul(*expr.args[1:]))})"
-        above = [a for a in expr.args if not _is_inverse(a)]
-        below = [1 / a for a in expr.args if _is_inverse(a)]
+        above = [a for a in expr.args if not is_inverse(a)]
+        below = [1 / a for a in expr.args if is_inverse(a)]
         numbers = sympy.Mul(*(a for a in above if a.is_number))
         factors = [self(a) for a in above if not a.is_number]
         factors = ([self(numbers)] if numbers != 1 or not factors else []) + factors
@@ -118,7 +118,8 @@ class Printer:
         raise GateError(f"no {self.backend} form of the power {base}**{exponent}")
 
 
-def _is_inverse(factor: Any) -> bool:
+def is_inverse(factor: Any) -> bool:
+    """Say whether a factor is 1 over something that varies."""
     return bool(factor.is_Pow and not factor.is_number and factor.exp.is_Rational and factor.exp < 0)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tensorformer.errors import ConfigError, suggest
 from tensorformer.gates import Gate, Scalar, activation
-from tensorformer.ops.layout import LAYOUTS
+from tensorformer.ops.operands import LAYOUTS
 from tensorformer.study import numerics_edges as edges
 from tensorformer.study.numerics_changes import numbers
 from tensorformer.study.numerics_definition import define

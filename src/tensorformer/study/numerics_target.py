@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError, TensorformerError, suggest
 from tensorformer.gates import Gate, Scalar
-from tensorformer.ops.layout import LAYOUTS, split
+from tensorformer.ops.operands import LAYOUTS, split
 from tensorformer.study.numerics_report import word
 
 IMPLS = ("reference", "fast", "native", "triton")

@@ -10,7 +10,7 @@ from torch import Tensor
 from tensorformer.gates import Gate, Scalar
 
 if TYPE_CHECKING:
-    from tensorformer.gates.pair import Program
+    from tensorformer.gates.tile_source import Program
 
 _EXACT = ("x", "relu(x)")
 _PROGRAMS: dict[tuple[Any, ...], Program] = {}
@@ -31,17 +31,10 @@ def program(gate: Gate, dtype: torch.dtype, wanted: tuple[str, ...]) -> Program:
     found = _PROGRAMS.get(key)
     if found is None:
         # SymPy takes half a second to load: only here.
-        from tensorformer.gates.pair import write
+        from tensorformer.gates.tile_source import write
 
         found = _PROGRAMS[key] = write(gate, dtype, wanted)
     return found
-
-
-def tensor_parameters(gate: Gate) -> dict[str, Tensor]:
-    """Return the parameters that are tensors, by name."""
-    if not (gate.gate._given or gate.value._given):  # a small layer notices every dictionary
-        return {}
-    return {n: v for n, v in gate.parameters.items() if isinstance(v, Tensor)}
 
 
 def is_exact(gate: Gate) -> bool:

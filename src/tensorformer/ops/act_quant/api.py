@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from torch import Tensor
 
-from tensorformer.errors import ConfigError, GateError, ShapeError, suggest
-from tensorformer.gates import GATES, SCALARS, Gate, Scalar, activation
+from tensorformer.errors import ConfigError, ShapeError, suggest
+from tensorformer.gates import Gate
 from tensorformer.ops.act_quant import fast, reference
 from tensorformer.ops.act_quant.formats import Format, known
 from tensorformer.ops.act_quant.quantised import Quantised, tensor_scale_of
-from tensorformer.ops.layout import FLOATS, Operand, split
+from tensorformer.ops.operands import FLOATS, Activation, Operand, bound, check_parameters, split
 
 _IMPLS = {"reference": reference.forward, "fast": fast.forward}
 
 
 def act_quant(
     x: Operand,
-    gate: Gate | str,
+    gate: Activation,
     *,
     format: str,
     group: int | None = None,
@@ -68,7 +66,7 @@ def act_quant(
 
 def resolve(
     x: Operand,
-    gate: Gate | str,
+    gate: Activation,
     *,
     format: str,
     group: int | None = None,
@@ -89,15 +87,13 @@ def resolve(
 
 
 def _checked(
-    g: Tensor, gate: Gate | Scalar | str, format: str, group: int | None, weight: Tensor | None
+    g: Tensor, gate: Activation, format: str, group: int | None, weight: Tensor | None
 ) -> tuple[Format, int, Gate, Tensor | None]:
     """Check shapes and dtypes, never values: that would wait for the device and break a compiled graph."""
     spec = known(format)
     size = spec.group_of(g.shape[-1], group)
-    name = gate.name if isinstance(gate, Scalar) else gate
-    ready = name if isinstance(name, Gate) else getattr(_FOUND, _named(name))
-    if len(ready.parameters) < len(ready.needs):
-        ready.bind()  # raises, and says which are missing
+    ready = bound(gate)
+    check_parameters(ready, g.shape)
     if weight is None:
         return spec, size, ready, None
     if weight.dtype not in FLOATS:
@@ -106,21 +102,6 @@ def _checked(
     if weight.shape not in (leading, (*leading, 1)):
         raise ShapeError(f"weight has shape {tuple(weight.shape)}: write one number a token, {tuple(leading)}")
     return spec, size, ready, weight.unsqueeze(-1) if weight.dim() == len(leading) else weight
-
-
-def _named(name: str) -> str:
-    """Return the attribute of ``_FOUND`` that holds the gate called ``name``."""
-    if name in SCALARS and name not in GATES:
-        gated = [n for n, g in GATES.items() if g.gate.name == SCALARS[name].name]
-        hint = f"write {' or '.join(map(repr, gated))}" if gated else "write a gate, a product of two functions"
-        raise GateError(f"{name!r} is a function of one variable, not a gate: {hint}")
-    setattr(_FOUND, name, activation(name))
-    return name
-
-
-# What torch.compiler.assume_constant_result does, without its import of torch._dynamo: a look-up is no part of a graph.
-_named._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-_FOUND = SimpleNamespace()
 
 
 def _chosen(g: Tensor, impl: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tensorformer.errors import ConfigError, ShapeError
 from tensorformer.ops.act_quant.cast import cast, uncast
 from tensorformer.ops.act_quant.formats import FORMATS, Format, known
-from tensorformer.ops.layout import FLOATS
+from tensorformer.ops.operands import FLOATS
 
 
 class Quantised(NamedTuple):
