@@ -8,7 +8,7 @@ the sizes of fine-grained experts; beside them the product alone, and torch with
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,18 @@ class Sizes:
         *((7168, 384), (7168, 768), (7168, 3072)),
     )
     tokens: tuple[int, ...] = (16, 64, 256, 1024, 4096)
+
+
+def chosen(names: Sequence[str]) -> Sizes:
+    """Return what is measured of these gates; of all where none is named.
+
+    Raises:
+        GateError: there is no such gate.
+    """
+    if not names:
+        return Sizes()
+    known = tuple(GATES[name].name for name in names)
+    return Sizes(checked=known, timed=known, epilogues=known)
 
 
 def run(device: torch.device, rounds: int, sizes: Sizes | None = None, timer: Timer = cuda_seconds) -> Iterator[str]:

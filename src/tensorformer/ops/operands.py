@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError, GateError, ShapeError, suggest
 from tensorformer.gates import GATES, SCALARS, Gate, Scalar
-from tensorformer.gates.gate import fits
+from tensorformer.gates.parameters import fits
 
 Operand = Tensor | tuple[Tensor, Tensor]
 Activation = Gate | Scalar | str  # a scalar is refused, but it is what `activation` may return
@@ -34,6 +34,10 @@ def bound(gate: Activation) -> Gate:
         gate = SCALARS[gate] if gate in SCALARS and gate not in GATES else GATES[gate]
     if isinstance(gate, Scalar):
         _refuse(gate)
+    if not isinstance(gate, Gate):
+        raise GateError(f"{gate!r} is not a gate: write the name of one, such as 'swiglu', or GATES['swiglu']")
+    if gate.gate.needs and gate.value.needs:
+        _check_shared(gate)
     if (gate.gate.needs or gate.value.needs) and len(gate.parameters) < len(gate.needs):
         return gate.bind()  # raises, and says what to write
     return gate
@@ -46,11 +50,13 @@ def tensor_parameters(gate: Gate) -> dict[str, Tensor]:
     return {n: v for n, v in gate.parameters.items() if isinstance(v, Tensor)}
 
 
-def check_parameters(gate: Gate, shape: Sequence[int]) -> None:
-    """Refuse a tensor parameter that does not broadcast to the shape of g and u."""
+def check_parameters(gate: Gate, shape: Sequence[int], device: torch.device) -> None:
+    """Refuse a tensor parameter that does not broadcast to the shape of g and u, or lies on another device."""
     for name, value in tensor_parameters(gate).items():
         if not fits(value.shape, shape):
             raise ShapeError(f"{gate.name}: {name} of shape {tuple(value.shape)} does not fit {tuple(shape)}")
+        if value.device != device and value.dim():
+            raise ShapeError(f"{gate.name}: {name} is on {value.device} and its input on {device}: move one of them")
 
 
 def split(x: Operand, layout: str | None) -> tuple[Tensor, Tensor]:
@@ -94,7 +100,9 @@ def halves(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def check_float(name: str, x: Tensor) -> None:
-    """Refuse a tensor that is not floating, or has no axis."""
+    """Refuse what is no tensor, is not floating, or has no axis."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"{name} is {type(x).__name__}: write a tensor")
     if x.dtype not in FLOATS:
         raise ShapeError(f"{name} is {x.dtype}: write .float(), or another of float64, float32, bfloat16, float16")
     if x.dim() == 0:
@@ -106,10 +114,25 @@ def _check_whole(x: Tensor, layout: str | None) -> None:
         known = ", ".join(f'"{name}"' for name in LAYOUTS)
         raise ConfigError(f"one tensor holds gate and up, and layout is not given: write one of {known}, or a pair")
     if layout not in LAYOUTS:
-        raise ConfigError(f"unknown layout {layout!r}{suggest(layout, LAYOUTS)}")
+        raise ConfigError(f"unknown layout {layout!r}{suggest(str(layout), LAYOUTS)}")
     check_float("x", x)
     if x.shape[-1] % 2:
         raise ShapeError(f"x has shape {tuple(x.shape)}: its last axis holds gate and up, and {x.shape[-1]} is odd")
+
+
+def _check_shared(gate: Gate) -> None:
+    """Refuse two halves that were bound apart to different values of one name: a kernel has one variable for it."""
+    first, second = gate.gate.parameters, gate.value.parameters
+    for name in first.keys() & second.keys():
+        if first[name] is not second[name] and not _equal(first[name], second[name]):
+            raise GateError(
+                f"{gate.name}: {name} is {first[name]!r} in one half and {second[name]!r} in the other;"
+                f" bind the gate, .bind({name}=…), or give them two names"
+            )
+
+
+def _equal(a: object, b: object) -> bool:
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
 
 
 def _refuse(scalar: Scalar) -> NoReturn:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tensorformer.errors import GateError
 from tensorformer.gates import Gate, Scalar, expr
 from tensorformer.gates.examples import EXAMPLES
-from tensorformer.gates.gate import Rule
+from tensorformer.gates.parameters import Rule
 
 Values = dict[str, float]
 

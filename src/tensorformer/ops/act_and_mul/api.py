@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from tensorformer.errors import ConfigError, suggest
 from tensorformer.gates import Gate
-from tensorformer.gates.kernel import transforming
+from tensorformer.gates.kernel import recording, transforming
 from tensorformer.ops.act_and_mul import reference
 from tensorformer.ops.act_and_mul.compiled import act_and_mul_in_graph
 from tensorformer.ops.act_and_mul.function import ActAndMul, gate_and_up, load, required
 from tensorformer.ops.autocast import autocast_dtype
 from tensorformer.ops.operands import Activation, Operand, bound, check_parameters, split, tensor_parameters
 
+_PLAIN = (Tensor, torch.nn.Parameter)
 IMPLS = ("auto", "reference", "fast", "native", "triton")
 
 
@@ -57,8 +57,8 @@ def act_and_mul(x: Operand, gate: Activation, *, layout: str | None = None, impl
             return ready(*gate_and_up(operands, layout))
         if torch.compiler.is_compiling():
             return act_and_mul_in_graph(operands, ready, layout, impl)
-        raise ConfigError(f'impl "{impl}" has no rules for torch.func: write impl="auto" or "reference"')
-    name = _resolve(ready, operands[0], impl)
+        raise ConfigError(f'impl "{impl}" is not for torch.func or forward-mode differentiation: write impl="auto"')
+    name = _resolve(ready, operands, impl)
     if name == "reference":
         return reference.forward(ready, *gate_and_up(operands, layout))
     kernels = required(name, ready, operands[0]) if impl == name else load(name)
@@ -75,7 +75,7 @@ def resolve(x: Operand, gate: Activation, *, layout: str | None = None, impl: st
         GateError, ShapeError, ConfigError: as ``act_and_mul`` does.
     """
     ready, operands = _checked(x, gate, layout, impl)
-    name = _resolve(ready, operands[0], impl)
+    name = _resolve(ready, operands, impl)
     if name != "reference":
         required(name, ready, operands[0])
     return name
@@ -86,25 +86,31 @@ def _checked(x: Operand, gate: Activation, layout: str | None, impl: str) -> tup
     ready = bound(gate)
     operands = (x,) if isinstance(x, Tensor) else _promoted(x)
     g, _ = split(x if isinstance(x, Tensor) else operands, layout)  # pyright: ignore[reportArgumentType]
-    check_parameters(ready, g.shape)
+    check_parameters(ready, g.shape, g.device)
     if impl not in IMPLS:
-        raise ConfigError(f"no impl {impl!r} of act_and_mul{suggest(impl, IMPLS)}")
+        raise ConfigError(f"no impl {impl!r} of act_and_mul{suggest(str(impl), IMPLS)}")
     return ready, operands
 
 
 def _promoted(pair: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return the members of a pair in one dtype where autocast is on; otherwise they have to have one."""
-    if len({x.dtype for x in pair}) == 1 or autocast_dtype(pair[0].device) is None:
+    if not all(isinstance(x, Tensor) for x in pair) or len({x.dtype for x in pair}) == 1:
+        return pair  # `split` refuses what is no tensor
+    if autocast_dtype(pair[0].device) is None:
         return pair
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in pair))
     return tuple(x.to(dtype) for x in pair)
 
 
-def _resolve(gate: Gate, x: Tensor, impl: str) -> str:
+def _resolve(gate: Gate, operands: tuple[Tensor, ...], impl: str) -> str:
+    x = operands[0]
+    # A subclass, or what records operators, would not see what other kernels do.
+    seen = recording() or any(type(t) not in _PLAIN for t in (*operands, *tensor_parameters(gate).values()))
+    if impl in ("native", "triton") and seen:
+        raise ConfigError(f'impl "{impl}" is invisible to tensor subclasses, modes and tracers: write impl="auto"')
     if impl != "auto":
         return impl
-    # A subclass, or a mode that records operators, would not see what other kernels do.
-    if type(x) not in (Tensor, torch.nn.Parameter) or _recording():
+    if seen:
         return "fast"
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
         from tensorformer.ops.act_and_mul import native
@@ -115,7 +121,3 @@ def _resolve(gate: Gate, x: Tensor, impl: str) -> str:
 
         return "fast" if triton.why_not(gate, x.dtype, x.device) else "triton"
     return "fast"
-
-
-# Private in torch; should it go, "auto" is "fast", which is always right.
-_recording: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)

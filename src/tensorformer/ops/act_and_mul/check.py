@@ -49,6 +49,13 @@ class _Case(NamedTuple):
     dh: Tensor
 
 
+class _Allowed(NamedTuple):
+    """How large an error may be: of any number, and of a number by its own size."""
+
+    absolute: float
+    relative: float | None
+
+
 class _Truth(NamedTuple):
     """h, dg and du of a case: by the formula in float64, and by the reference in the dtype of the case."""
 
@@ -67,9 +74,9 @@ def violations(
     """Run an implementation on fixed inputs and say what is wrong with it; nothing is, where the list is empty.
 
     Each result is compared with the formula in float64. Around zero, and in either tail, an error may be twice the
-    largest of the reference there in the same dtype, and two units in the last place of the largest number. Sizes are
-    odd, strides of every kind (of dh as well), outputs poisoned with NaN; infinities must give the formula's limits,
-    NaN gives NaN.
+    largest of the reference there in the same dtype, and two units in the last place of the largest number; in a
+    tail, where numbers are of many sizes, the same holds of each by itself. Sizes are odd, strides of every kind (of
+    dh as well), outputs poisoned with NaN; infinities must give the formula's limits, NaN gives NaN.
 
     Args:
         forward: ``forward(gate, g, u) -> h``.
@@ -102,18 +109,18 @@ def _truth(gate: Gate, case: _Case) -> _Truth:
     return _Truth(*(_reference(gate, *(x.to(d) for x in operands)) for d in (torch.float64, case.g.dtype)))
 
 
-def _allowed(cases: list[tuple[_Case, _Truth]], slack: float) -> dict[str, dict[str, float]]:
+def _allowed(cases: list[tuple[_Case, _Truth]], slack: float) -> dict[str, dict[str, _Allowed]]:
     """Return the largest error each output may have, place by place: of one number it would be a matter of luck."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, _Allowed]] = {}
     for place in dict.fromkeys(case.place for case, _ in cases):
         truths = [truth for case, truth in cases if case.place == place]
-        found[place] = {name: _bound(name, truths, slack) for name in ("h", "dg", "du")}
+        found[place] = {name: _bound(name, truths, slack, "tail" in place) for name in ("h", "dg", "du")}
     return found
 
 
-def _bound(name: str, truths: list[_Truth], slack: float) -> float:
+def _bound(name: str, truths: list[_Truth], slack: float, tail: bool) -> _Allowed:
     info = torch.finfo(truths[0].rounded[name].dtype)
-    own = largest = 0.0
+    own = largest = relative = 0.0
     for truth in truths:
         exact, rounded = truth.exact[name], truth.rounded[name].double()
         ordinary = exact.isfinite() & (exact.abs() <= info.max / 4)
@@ -121,13 +128,18 @@ def _bound(name: str, truths: list[_Truth], slack: float) -> float:
             errors = (rounded - exact)[ordinary].abs()
             own = max(own, errors.nan_to_num(0.0, posinf=0.0).max().item())
             largest = max(largest, exact[ordinary].abs().max().item())
-    # float64 has no truth of its own: eight units for the way there.
-    own = own if info.bits < 64 else 8 * info.eps * largest
-    return 2 * (own + info.eps * largest) + slack * largest + 2 * info.tiny
+            sizes = exact[ordinary].abs().clamp(min=info.tiny)
+            relative = max(relative, (errors.nan_to_num(0.0, posinf=0.0) / sizes).max().item())
+    # float64 has no truth of its own: eight units for the way there, and as many hundreds in an exponent.
+    own, relative = (own, relative) if info.bits < 64 else (8 * info.eps * largest, 800 * info.eps)
+    return _Allowed(
+        2 * (own + info.eps * largest) + slack * largest + 2 * info.tiny,
+        2 * (relative + info.eps) + slack if tail else None,
+    )
 
 
 def _faults(
-    forward: Forward, backward: Backward, gate: Gate, case: _Case, truth: _Truth, allowed: dict[str, float]
+    forward: Forward, backward: Backward, gate: Gate, case: _Case, truth: _Truth, allowed: dict[str, _Allowed]
 ) -> Iterator[str]:
     g, u, dh = case.g, case.u, case.dh
     before = [x.clone() for x in (g, u, dh)]
@@ -174,7 +186,7 @@ def _reference(gate: Gate, g: Tensor, u: Tensor, dh: Tensor) -> dict[str, Tensor
     return {"h": h, "dg": dg, "du": du}
 
 
-def _differs(name: str, found: Tensor, exact: Tensor, allowed: float) -> Iterator[str]:
+def _differs(name: str, found: Tensor, exact: Tensor, allowed: _Allowed) -> Iterator[str]:
     info = torch.finfo(found.dtype)
     found = found.cpu().double()
     nan = exact.isnan()
@@ -188,10 +200,14 @@ def _differs(name: str, found: Tensor, exact: Tensor, allowed: float) -> Iterato
     exact, found = exact[ordinary], found[ordinary]
     if exact.numel() == 0:
         return
-    worst = (found - exact).abs()
-    if not worst.max().item() <= allowed:
+    errors = (found - exact).abs()
+    limits = torch.full_like(exact, allowed.absolute)
+    if allowed.relative is not None:
+        limits = (allowed.relative * exact.abs() + 2 * info.tiny).clamp(max=allowed.absolute)
+    worst = errors / limits
+    if not worst.max().item() <= 1:
         at = int(worst.nan_to_num(torch.inf).argmax())
-        yield f"{name} is {found[at]:.6g} and should be {exact[at]:.6g}: {worst[at]:.2g} off, {allowed:.2g} allowed"
+        yield f"{name} is {found[at]:.6g} and should be {exact[at]:.6g}: {errors[at]:.2g} off, {limits[at]:.2g} allowed"
 
 
 def _cases(dtype: torch.dtype, device: torch.device) -> Iterator[_Case]:

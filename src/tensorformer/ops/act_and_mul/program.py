@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _EXACT = ("x", "relu(x)")
 _PROGRAMS: dict[tuple[Any, ...], Program] = {}
+_REMEMBERED = 512
 
 
 def program(gate: Gate, dtype: torch.dtype, wanted: tuple[str, ...]) -> Program:
@@ -27,12 +28,17 @@ def program(gate: Gate, dtype: torch.dtype, wanted: tuple[str, ...]) -> Program:
     Raises:
         GateError: the formula uses a function that has no form there.
     """
-    key = (gate.gate._formula, gate.value._formula, _numbers(gate.gate), _numbers(gate.value), dtype, wanted)
+    φ, ψ = gate.gate, gate.value
+    key = (φ._formula, φ._names, _numbers(φ), ψ._formula, ψ._names, _numbers(ψ), dtype, wanted)
     found = _PROGRAMS.get(key)
     if found is None:
         # SymPy takes half a second to load: only here.
         from tensorformer.gates.tile_source import write
 
+        if len(_PROGRAMS) >= _REMEMBERED:
+            _PROGRAMS.pop(
+                next(iter(_PROGRAMS)), None
+            )  # of a number that changes at every step, only the last is of use
         found = _PROGRAMS[key] = write(gate, dtype, wanted)
     return found
 

@@ -96,10 +96,10 @@ def _checked(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Activation) -> tuple
         if t.device != x.device:
             raise ShapeError(f"{name} is on {t.device} and x on {x.device}: move one of them")
     dtype = autocast_dtype(x.device)
-    if dtype is not None and x.dtype != torch.float64:
+    if dtype is not None and torch.float64 not in (x.dtype, w_gate.dtype, w_up.dtype):
         x, w_gate, w_up = x.to(dtype), w_gate.to(dtype), w_up.to(dtype)
     if not x.dtype == w_gate.dtype == w_up.dtype:
         raise ShapeError(f"x is {x.dtype}, w_gate {w_gate.dtype} and w_up {w_up.dtype}: write .to() for one dtype")
     ready = bound(gate)
-    check_parameters(ready, (*x.shape[:-1], w_gate.shape[0]))
+    check_parameters(ready, (*x.shape[:-1], w_gate.shape[0]), x.device)
     return ready, x, w_gate, w_up
