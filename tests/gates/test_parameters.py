@@ -24,6 +24,7 @@ def test_a_name_that_printed_code_uses_is_refused(name: str) -> None:
 def test_a_number_without_room_in_float32_is_refused(value: float) -> None:
     with pytest.raises(GateError, match="leaves no room in float32; write one from 1e-30 to 1e"):
         SCALARS["softcap"].bind(c=value)
+    assert SCALARS["softcap"].bind(c=1e-30).parameters["c"] == 1e-30
 
 
 def test_only_the_optional_parameter_changes_the_formula() -> None:

@@ -96,7 +96,8 @@ class Scalar:
 
         Args:
             parameters: floats; or floating tensors that broadcast to the input (their values are not read, so
-                that a training step never waits for them); or None where the formula has a form without.
+                that a training step never waits for them: one that is exactly 0 may give NaN at ±∞, where the
+                number 0 gives the limit); or None where the formula has a form without.
 
         Raises:
             GateError: a parameter is unknown, missing, out of its range, or NaN.

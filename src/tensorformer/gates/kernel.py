@@ -73,6 +73,9 @@ class Kernel:
         if compiling and not _needs_gradient(x, *parameters):
             return self.value(x, *parameters)  # Dynamo can't trace an autograd function that nobody differentiates
         if not compiling and transforming():
+            if _nested_forward():
+                # torch hands an autograd function's jvp nothing of the outer forward derivative: the formula itself.
+                return self._wide(x, *parameters).to(x.dtype)
             return _Transformable.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
         if compiling or (parameters and any(isinstance(p, Tensor) for p in parameters)):
             return _Elementwise.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
@@ -211,6 +214,9 @@ class _Eager(torch.autograd.Function):
 
 
 # Private in torch; should one go, its question is answered with the slower form, which is always right.
+_INSIDE = getattr(torch._C, "_functorch", None)
+_interpreters: Callable[[], Any] = getattr(_INSIDE, "get_interpreter_stack", lambda: None)
+_is_batch: Callable[[Tensor], bool] = getattr(_INSIDE, "is_legacy_batchedtensor", lambda _: False)
 _functorch: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: True)
@@ -219,6 +225,15 @@ _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: Tr
 def transforming() -> bool:
     """Say whether torch.func, or forward-mode differentiation, looks on."""
     return _functorch() or getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def is_batch(x: Tensor) -> bool:
+    """Say whether ``x`` is a batch of gradients in disguise, as ``is_grads_batched`` makes them."""
+    return _is_batch(x) or _functorch()
+
+
+def _nested_forward() -> bool:
+    return sum(i.key().name == "Jvp" for i in _interpreters() or ()) > 1
 
 
 def recording() -> bool:

@@ -81,6 +81,6 @@ def _in_range(owner: str, name: str, rule: Rule, value: Parameter) -> Parameter:
     low = -math.inf if rule == "any number" else 0.0
     if not math.isfinite(value) or value < low or (value == 0 and rule.startswith("> 0")):
         raise GateError(f"{owner!r}: {name} must be a finite number {rule}, not {value!r}")
-    if value != 0 and not _LEAST < abs(value) < _MOST:
+    if value != 0 and not _LEAST <= abs(value) <= _MOST:
         raise GateError(f"{owner!r}: {name} = {value!r} leaves no room in float32; write one from {_LEAST} to {_MOST}")
     return float(value)

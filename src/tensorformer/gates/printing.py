@@ -50,7 +50,10 @@ def guarded(expr: Expr) -> Expr:
         return expr
     # Numbers and parameters go inside the guard: outside, 2·max would be infinite again.
     tame = [f for f in expr.args if _vanishing(f) is not None and not ex.is_unbounded(f)]
-    return sympy.Mul(guard(sympy.Mul(*(f for f in expr.args if f not in tame))), *tame)
+    inner = sympy.Mul(*(f for f in expr.args if f not in tame))
+    if guard is floored and inner.is_polynomial(ex.x) and ex.degree(inner) in (2, 4, 6, 8):
+        guard = finite  # +∞ on the left as well
+    return sympy.Mul(guard(inner), *tame)
 
 
 def _vanishing(factor: Any) -> ex.Vanishing | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import mpmath
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensorformer.gates import Gate, Scalar
 from tensorformer.gates.examples import example
+from tensorformer.gates.parameters import OPTIONAL
 from tensorformer.ops.act_and_mul import fast
 from tensorformer.ops.act_and_mul.check import violations
 from tensorformer.testing.budgets import slope_budget, value_budget
@@ -27,20 +28,32 @@ def assert_laws(activation: Scalar | Gate) -> None:
     Raises:
         AssertionError: says which law, at which number.
     """
+    for scalar in (activation.gate, activation.value) if isinstance(activation, Gate) else (activation,):
+        for bound in _bindings(scalar):
+            assert_limits(bound)
+            for dtype in DTYPES:
+                assert_value(bound, bound, points(dtype))
+                for slope in (bound.derivative, slope_of(bound)):
+                    assert_slope(slope, bound, points(dtype)[:-1])
     activation = example(activation)
-    scalars = (activation.gate, activation.value) if isinstance(activation, Gate) else (activation,)
-    for scalar in scalars:
-        assert_limits(scalar)
-        for dtype in DTYPES:
-            assert_value(scalar, scalar, points(dtype))
-            for slope in (scalar.derivative, slope_of(scalar)):
-                assert_slope(slope, scalar, points(dtype)[:-1])
     assert_gradients(activation)
     if isinstance(activation, Gate):
         assert_any_layout(activation)
         for dtype in (torch.float32, torch.bfloat16):
             broken = violations(fast.forward, fast.backward, activation, dtype)
             assert not broken, f"act_and_mul of {activation.name}: {broken[0]}"
+
+
+def _bindings(scalar: Scalar) -> Iterator[Scalar]:
+    """Yield the scalar at example values, at two others, and without the parameter it can do without."""
+    free = [n for n in scalar.needs if n not in scalar.parameters]
+    bound = example(scalar)
+    yield bound
+    for factor in (0.6, 1.7) if free else ():
+        yield bound.bind(**{n: v * factor for n in free if isinstance(v := bound.parameters[n], float)})
+    if scalar.without is not None and free:
+        absent = {n: None if "None" in rule else 0.0 for n, rule in scalar.needs.items() if rule in OPTIONAL}
+        yield bound.bind(**absent)
 
 
 def assert_value(f: Callable[[Tensor], Tensor], truth: Scalar, x: Tensor) -> None:

@@ -48,7 +48,7 @@ GIVEN: dict[str, Any] = {"x": X, "gate": "swiglu", "format": "int8", "layout": "
         ({"format": "nvfp4", "tensor_scale": 0.0}, ConfigError, "finite number > 0"),
         ({"format": "nvfp4", "tensor_scale": torch.ones(4)}, ConfigError, "write one float"),
         ({"impl": "fats"}, ConfigError, "did you mean 'fast'"),
-        ({"impl": "triton"}, ConfigError, "no impl 'triton' of act_quant"),
+        ({"impl": "triton"}, ConfigError, 'impl "triton" of act_quant needs'),
     ],
 )
 @pytest.mark.parametrize("function", [act_quant, resolve])

@@ -82,7 +82,10 @@ def test_memory_is_read_and_written_in_whole_vectors(dtype: str) -> None:
     for format in ("int8", "mxfp8", "nvfp4"):
         text = compiled(GATES["swiglu"], format, dtype=dtype)
         assert len(re.findall(r"ld\.global\.v4", text)) == (4 if dtype == "fp32" else 2)
-        print(format, dtype, re.findall(r"st\.global\S*", text))
+        scale = "st.global.b32" if format == "int8" else "st.global.b8"
+        # Eight codes a thread, at once: eight bytes, or four.
+        codes = "st.global.b32" if format == "nvfp4" else "st.global.v2.b32"
+        assert sorted(re.findall(r"st\.global\S*", text)) == sorted((scale, codes))
 
 
 def test_parameters_that_are_tensors_compile() -> None:

@@ -80,13 +80,12 @@ def test_odd_widths(width: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(GATES))
 def test_every_gate_against_float64(name: str) -> None:
-    for format in ("int8", "nvfp4"):
-        assert fused_violations(fused, example(GATES[name]), format, None, width=37) == []
+    assert fused_violations(fused, example(GATES[name]), "int8", None, width=37) == []
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8_e4m3", "fp8_e5m2"])
 def test_groups_gone_through_twice(format: str) -> None:
-    for width, group in ((33, None), (131, None), (131, 50), (64, 63)):
+    for width, group in ((33, None), (131, 50)):
         g, u, weight = operands(2, width)
         for name in ("bilinear", "swiglu"):
             once = act_quant((g, u), name, format=format, group=group, weight=weight, impl="triton")
@@ -101,8 +100,8 @@ def test_a_token_too_wide_to_be_held() -> None:
     assert_same(BILINEAR, g, u, weight, "fp8_e4m3", triton.WIDEST + 1)
 
 
-@settings(max_examples=25)
-@given(patterns=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40), group=st.sampled_from([None, 5]))
+@settings(max_examples=10)
+@given(patterns=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=80), group=st.sampled_from([None, 5]))
 def test_any_float_at_all(patterns: list[int], group: int | None) -> None:
     g = torch.tensor(patterns, dtype=torch.int32).view(torch.float32)
     for format, spec in FORMATS.items():
@@ -155,7 +154,7 @@ def test_the_scale_of_a_tensor(tensor_scale: float | Tensor) -> None:
     assert same(fused((g, u), BILINEAR, **given), act_quant((g, u), BILINEAR, impl="reference", **given))
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     shape=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     order=st.permutations(range(4)),
@@ -211,7 +210,7 @@ def test_all_outputs_are_written_and_nothing_beside_them(format: str, monkeypatc
 def test_parameters_that_are_tensors(shape: tuple[int, ...]) -> None:
     g, u, weight = operands(3, 5, 7)
     gate = GATES["situ"].bind(beta=(1 + torch.rand(shape)).requires_grad_(), linear_beta=2 + torch.rand(7))
-    for format, group in CASES:
+    for format, group in (("int8", 4), ("mxfp8", None)):
         assert_same(gate, g, u, weight, format, group)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError
 from tensorformer.gates import Gate
+from tensorformer.gates.kernel import is_batch
 from tensorformer.ops.act_and_mul import fast, reference
 from tensorformer.ops.operands import halves, tensor_parameters
 
@@ -37,6 +38,10 @@ class ActAndMul(torch.autograd.Function):
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return (None, None, None, *_again(ctx.gate, ctx.layout, tensors, dh, needed))
+        if is_batch(dh):  # through the formula, which torch maps
+            with torch.enable_grad():
+                leaves = tuple(x.detach().requires_grad_(n) for x, n in zip(tensors, needed, strict=True))
+                return (None, None, None, *_again(ctx.gate, ctx.layout, leaves, dh, needed, again=False))
         count = 1 if ctx.layout else 2
         gate = with_tensors(ctx.gate, tensors[count:])
         grads = gradients(ctx.kernels, gate, ctx.layout, tensors[:count], dh, needed)
@@ -105,14 +110,19 @@ def _of_parameters(gate: Gate, g: Tensor, u: Tensor, dh: Tensor, needed: tuple[b
 
 
 def _again(
-    gate: Gate, layout: str | None, tensors: tuple[Tensor, ...], dh: Tensor, needed: tuple[bool, ...]
+    gate: Gate,
+    layout: str | None,
+    tensors: tuple[Tensor, ...],
+    dh: Tensor,
+    needed: tuple[bool, ...],
+    again: bool = True,
 ) -> list[Tensor | None]:
-    """Return the gradients as functions of operands and parameters, through the formula."""
+    """Return the gradients through the formula: as functions of operands and parameters, where ``again``."""
     # Views tell apart operands that are one tensor: each gets its own share.
     tensors = tuple(x.view_as(x) for x in tensors)
     h = reference.forward(with_tensors(gate, tensors[1 if layout else 2 :]), *gate_and_up(tensors, layout))
     wanted = [x for x, n in zip(tensors, needed, strict=True) if n]
-    found = iter(torch.autograd.grad(h, wanted, dh, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(h, wanted, dh, create_graph=again, allow_unused=True))
     return [next(found) if n else None for n in needed]
 
 

@@ -34,8 +34,9 @@ def act_quant(
     inputs, it computes without autograd and its outputs require no gradient.
 
     "fast" is the reference in tiles, and the same to the bit, as far as torch's exp is: in the tail of its vector
-    loops it can differ by one unit in the last place. Under `torch.compile` both are traced as one formula; torch
-    2.13's Inductor has no float8_e8m0fnu on a CPU, so there mxfp8 needs another backend, such as "aot_eager".
+    loops it can differ by one unit in the last place. "triton" is one kernel, with an exp of its own and the same
+    cast. Under `torch.compile` "auto", "reference" and "fast" are traced as one formula; torch 2.13's Inductor has no
+    float8_e8m0fnu on a CPU, so there mxfp8 needs another backend, such as "aot_eager".
 
     Args:
         x: (..., 2·d_ff) with a layout, or a pair (g, u) of (..., d_ff) without one; any strides, any float dtype.
