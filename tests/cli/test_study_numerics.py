@@ -74,3 +74,8 @@ def test_mistakes_say_what_to_write(arguments: list[str], words: str) -> None:
         command(*arguments).run()
     assert words in str(e.value)
     assert "\n" not in str(e.value)
+
+
+def test_parameters_behind_a_colon_are_shown_the_way() -> None:
+    with pytest.raises(ConfigError, match="write the name alone, situ --set beta=4 --set linear_beta=25"):
+        command("fast", "situ:beta=4,linear_beta=25").run()

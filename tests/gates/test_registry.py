@@ -114,3 +114,13 @@ for name in got:
 def test_slow_growth_is_growth() -> None:
     for formula in ("select(x, 0, 0, sqrt(1 + relu(x)) - 1)", "log(1 + relu(x))"):
         assert_limits(Scalar("slow", formula, ("0", "oo"), "here"))
+
+
+def test_the_laws_try_other_values_and_the_formula_without() -> None:
+    assert_laws(Scalar("even", "x**2*sigmoid(x)", ("0", "oo"), "here"))
+    for wrong in (
+        Scalar("wrong", "x*sigmoid(b*x)", ("0", "oo"), "here", {"b": ">= 0"}, without=("7*x", ("0", "oo"))),
+        Scalar("wrong", "beta*tanh(x/beta)", ("-4", "4"), "here", {"beta": "> 0"}),
+    ):
+        with pytest.raises(AssertionError, match="declared limit"):
+            assert_laws(wrong)

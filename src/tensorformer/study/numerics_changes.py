@@ -59,6 +59,7 @@ def _structural(formula: Any) -> Iterator[tuple[str, Any]]:
         k: sorted((n for n in formula.atoms(expr.Primitive) if type(n).__name__ == k), key=str)
         for k in ("cap", "clip", "tanh")
     }
+    yield "its sign is turned", -formula
     for node in (*kinds["cap"], *kinds["clip"]):
         yield f"the clamp {node} is missing", formula.subs(node, node.args[0])
     for node in kinds["clip"]:

@@ -153,6 +153,13 @@ class Target:
             return False
         return True
 
+    def check_repeats(self, args: tuple[Tensor, ...]) -> None:
+        """Refuse a function whose answer to one input differs from call to call: its noise would pass for a dtype."""
+        with torch.no_grad():
+            first, second = self(args), self(args)
+        if not torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0)):
+            raise ConfigError(f"{self.name}: gives another result for the same input when it is called again")
+
     def _hint(self) -> str:
         if self.n_inputs == 1:
             return ""

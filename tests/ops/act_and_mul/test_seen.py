@@ -137,3 +137,22 @@ def test_programs_of_a_number_that_changes_are_forgotten(monkeypatch: pytest.Mon
     for i in range(8):
         act_and_mul((g, u), GATES["swish_glu"].bind(beta=1.0 + i), impl="fast")
     assert len(program._PROGRAMS) == 4
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("impl", ["auto", "fast", "reference"])
+def test_a_batch_of_gradients(impl: str) -> None:
+    x = torch.randn(8, 14, requires_grad=True)
+    h = act_and_mul(x, SWIGLU, layout="gate_up", impl=impl)
+    many = torch.randn(5, 8, 7)
+    (batched,) = torch.autograd.grad(h, x, many, is_grads_batched=True, retain_graph=True)
+    apart = [torch.autograd.grad(h, x, dh, retain_graph=True)[0] for dh in many]
+    torch.testing.assert_close(batched, torch.stack(apart), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiler_with_an_open_quote_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "'c++")
+    gate = GATES["swish_glu"].bind(beta=1.234)
+    assert resolve(torch.ones(2, 4), gate, layout="gate_up") == "fast"
+    with pytest.raises(ConfigError, match="native"):
+        act_and_mul(torch.ones(2, 4), gate, layout="gate_up", impl="native")
