@@ -86,7 +86,7 @@ def test_a_gate_whose_laws_fail_has_no_result(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_fused_kernel_that_is_wrong_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     right = linear_triton.forward
-    monkeypatch.setattr(gates_cuda, "violations", lambda *_: [])
+    monkeypatch.setattr(gates_cuda, "violations", lambda *_, **__: [])
     monkeypatch.setattr(linear_triton, "forward", lambda gate, x, a, b: right(gate, x, b, a))
     lines = list(run(CPU, 3, SMALL, timed_as_one))
     assert any(line.startswith("situ: no result: gated_linear in torch.float32, 65 tokens") for line in lines)
