@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 TILE = 64  # rows whose Gram matrices are built at once
 CHUNK = 128  # steps whose features are built at once, and a chunk where the chunked form pays
+BLOCK = 64  # steps a chunk under the delta rule or a decay a channel, whose cost inside a chunk grows fastest
 WORKING_SET = 1 << 20  # bytes of Gram tiles a CPU thread makes at once, to find them in its cache again
 
 
@@ -28,6 +29,16 @@ def auto_chunk(time: int, key_dims: tuple[int, ...], value_dim: int, initial: bo
     spared = 4 - 2 * initial - 2 * final
     crossing = spared * math.prod(key_dims) * value_dim / (sum(key_dims) + value_dim)
     return max(1, time) if time <= max(CHUNK, crossing) else CHUNK
+
+
+def general_chunk(time: int) -> int:
+    """Return the steps a chunk under the delta rule or a decay a channel: `BLOCK`, or all of a shorter `time`."""
+    return max(1, min(time, BLOCK))
+
+
+def span(chunk: int) -> int:
+    """Return the steps between two states that are kept for backward: whole chunks, `BLOCK` steps at the least."""
+    return chunk * max(1, BLOCK // chunk)
 
 
 def form(time: int, chunk: int) -> Literal["recurrent", "chunked", "quadratic"]:
