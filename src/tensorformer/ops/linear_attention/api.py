@@ -8,6 +8,7 @@ from torch import Tensor
 from tensorformer.ops.autocast import autocast_dtype
 from tensorformer.ops.linear_attention.check import check_operands, check_switches
 from tensorformer.ops.linear_attention.compiled import linear_attention_op
+from tensorformer.ops.linear_attention.compiled_general import general_op
 from tensorformer.ops.linear_attention.fast import LinearAttentionFunction, forward
 from tensorformer.ops.linear_attention.general import GeneralFunction, Inputs
 from tensorformer.ops.linear_attention.general import forward as general_forward
@@ -152,6 +153,11 @@ def _plain(x: Inputs, segments: Tensor | None, update: str) -> Inputs:
 
 def _fast(x: Inputs, state: Tensor | None, chunk: int, final: bool) -> tuple[Tensor, Tensor | None]:
     if x.beta is not None or _a_channel(x):
+        if torch.compiler.is_compiling():
+            leaves = [*x.all(), *(() if state is None else (state,))]
+            keep = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
+            y, s, _ = general_op(x.all(), state, *x.form, chunk, final, keep)
+            return y, s
         if torch.is_grad_enabled():
             return GeneralFunction.apply(x.form, chunk, final, state, *x.all())
         y, s, _ = general_forward(x, state, chunk, final, keep=False)

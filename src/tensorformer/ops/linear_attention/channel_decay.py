@@ -58,12 +58,12 @@ class ChannelDecay:
     def scores(self, rows: Branches, k: Branches) -> Float[Tensor, "n mc c"]:
         self.trees = [Tree(x, y, total) for x, y, total in zip(rows, k, self.totals, strict=True)]
         grams = [tree.scores() for tree in self.trees]
-        return _behind(grams[0] if len(grams) == 1 else grams[0].mul_(grams[1]))
+        return _not_itself(grams[0] if len(grams) == 1 else grams[0].mul_(grams[1]))
 
     def scores_grad(
         self, rows: Branches, k: Branches, scores: Float[Tensor, "n mc c"], d_scores: Float[Tensor, "n mc c"]
     ) -> tuple[Branches, Branches]:
-        d_gram = _behind(d_scores)
+        d_gram = _not_itself(d_scores)
         if len(k) == 1:
             d_grams = [d_gram]
         else:
@@ -84,9 +84,8 @@ def _times(rows: Float[Tensor, "n mc d"], decay: Float[Tensor, "n c d"]) -> Floa
     return (rows.unflatten(1, (-1, decay.shape[1])) * decay.unsqueeze(1)).flatten(1, 2)
 
 
-def _behind(scores: Float[Tensor, "n mc c"]) -> Float[Tensor, "n mc c"]:
-    """Mask, in place: a query meets its own key, a key does not."""
+def _not_itself(scores: Float[Tensor, "n mc c"]) -> Float[Tensor, "n mc c"]:
+    """Leave out, in place, what a key would score with itself; a query does meet the key of its own step."""
     c = scores.shape[2]
-    scores[:, :c].tril_()
-    scores[:, c:].tril_(-1)
+    scores[:, c:].diagonal(0, 1, 2).zero_()
     return scores

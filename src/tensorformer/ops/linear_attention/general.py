@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
         return torch.promote_types(self.v.dtype, torch.float32)
 
     @property
-    def state_shape(self) -> tuple[int, int, int, int]:
+    def state_shape(self) -> tuple[int | torch.SymInt, ...]:
         batch, _, heads, value = self.v.shape
         return batch, heads, math.prod([x.shape[3] for x in self.k]), value
 

@@ -10,6 +10,9 @@ CHUNK = 128  # steps whose features are built at once, and a chunk where the chu
 BLOCK = 64  # steps a chunk under the delta rule or a decay a channel, whose cost inside a chunk grows fastest
 WORKING_SET = 1 << 20  # bytes of Gram tiles a CPU thread makes at once, to find them in its cache again
 
+Decayed = Literal["none", "head", "channel"]
+Update = Literal["additive", "delta"]
+
 
 class Plan(NamedTuple):
     """What a call of `linear_attention` runs: implementation, form, and steps a chunk."""

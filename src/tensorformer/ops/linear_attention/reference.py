@@ -29,6 +29,9 @@ def recurrence(
     every state for that, O(T·K·V). A log-decay of −inf forgets everything before its step.
     """
     wide = torch.promote_types(v.dtype, torch.float32)
+    if segments is not None:
+        q, k, (v,), log_decay = (_real(x, segments) for x in (q, k, (v,), log_decay))
+        beta = None if beta is None else _real((beta,), segments)[0]
     batch, time, heads, value = v.shape
     groups = heads // max(1, q[0].shape[2])
     q, k = (tuple(x.to(wide).repeat_interleave(groups, 2) for x in branches) for branches in (q, k))
@@ -40,23 +43,23 @@ def recurrence(
     document = torch.full((batch, 1, 1, 1), -1, device=v.device)
     outputs = []
     for t in range(time):
-        before, real = s, None
         if decay is not None:
             s = s * decay[:, t]
         if segments is not None:
             here = segments[:, t, None, None, None]
-            real = here >= 0
-            s = torch.where(real & (document >= 0) & (here != document), 0, s)
-            document = torch.where(real, here, document)
+            s = torch.where((here >= 0) & (document >= 0) & (here != document), 0, s)
+            document = torch.where(here >= 0, here, document)
         u = v[:, t].to(wide)
         if delta:
             u = u - torch.einsum("bhk,bhkv->bhv", phi_k[:, t], s)
         if beta is not None:
             u = u * beta[:, t, :, None].to(wide)
         s = s + phi_k[:, t, :, :, None] * u[:, :, None, :]
-        y = torch.einsum("bhk,bhkv->bhv", phi_q[:, t], s)
-        if real is not None:
-            s, y = torch.where(real, s, before), torch.where(real[..., 0], y, 0)
-        outputs.append(y)
+        outputs.append(torch.einsum("bhk,bhkv->bhv", phi_q[:, t], s))
     y = torch.stack(outputs, 1) if outputs else torch.zeros_like(v, dtype=wide)
     return y.to(v.dtype), s
+
+
+def _real(operands: tuple[Tensor, ...], segments: Tensor) -> tuple[Tensor, ...]:
+    """Return the operands with padding made zero: such a step forgets, writes and reads nothing."""
+    return tuple(x.masked_fill((segments < 0).view(*segments.shape, *(1,) * (x.ndim - 2)), 0) for x in operands)
