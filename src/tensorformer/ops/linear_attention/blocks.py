@@ -32,6 +32,19 @@ def features_grad(d_phi: Float[Tensor, "n k t"], x: tuple[Tensor, ...]) -> tuple
     return (d_phi * second.unsqueeze(1)).sum(2).mT, (d_phi * first.unsqueeze(2)).sum(1).mT
 
 
+def over_time(x: Float[Tensor, "n i t"], y: Float[Tensor, "n t j"], run: int = 16) -> Float[Tensor, "n i j"]:
+    """Return x y, summed in short runs of the axis between them, the last run first.
+
+    A product adds one term after another, and where decays are at work the first are the largest: each of the
+    many small ones that follow costs a rounding of the whole. Chains of such sums miss the budget of float32.
+    """
+    cuts = range(0, x.shape[2], run)
+    total = torch.bmm(x[:, :, cuts[-1] :], y[:, cuts[-1] :])
+    for start in reversed(cuts[:-1]):
+        total.baddbmm_(x[:, :, start : start + run], y[:, start : start + run])
+    return total
+
+
 def _mask(gram: Float[Tensor, "n i j"], mask: Float[Tensor, "n i i"] | bool) -> None:
     """Mask, in place, the block in which rows meet the keys of their own steps: the last columns.
 

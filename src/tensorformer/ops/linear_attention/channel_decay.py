@@ -36,8 +36,8 @@ class ChannelDecay:
 
     def leave_grad(self, left: Branches, d_left: Branches) -> Branches:
         for d_total, x, dx in zip(self.d_totals, left, d_left, strict=True):
-            met = (x * dx).double()
-            d_total -= met
+            met = (x * dx)[:, :-1].double()  # nothing decays from the last step to the end, and it may be large
+            d_total[:, :-1] -= met
             d_total[:, -1] += met.sum(1)
         return self.leave(d_left)
 

@@ -125,7 +125,7 @@ def backward(
     grads, d_initial = x.empty(), torch.zeros(x.state_shape, dtype=x.wide, device=x.v.device)
     with torch.autocast(x.v.device.type, enabled=False):
         for group in groups(x.v, chunk):
-            ds = None if d_state is None else group.state(d_state, x.wide)
+            ds = None if d_state is None else group.state(d_state, x.wide).contiguous()
             for i, (start, stop) in reversed(list(enumerate(pieces(x.v.shape[1], span(chunk))))):
                 cuts = [(start + first, start + last) for first, last in pieces(stop - start, chunk)]
                 states = [group.state(kept[i], x.wide)]
@@ -133,7 +133,7 @@ def backward(
                     states.append(one_chunk.advance(x.chunk(group, first, last), states[-1]))
                 for (first, last), s in zip(reversed(cuts), reversed(states), strict=True):
                     part = x.chunk(group, first, last)
-                    d_y = torch.zeros_like(part.v) if dy is None else group.flat(dy[:, first:last], x.wide)
+                    d_y = torch.zeros_like(part.v) if dy is None else group.flat(dy[:, first:last], x.wide).contiguous()
                     found, ds = one_chunk.backward(part, s, d_y, ds)
                     grads.write(group, first, last, found)
             if ds is not None:

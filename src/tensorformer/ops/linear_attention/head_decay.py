@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tensorformer.ops.linear_attention import blocks
 from tensorformer.ops.linear_attention.blocks import Decay
 
 Branches = tuple[Tensor, ...]
@@ -45,8 +46,9 @@ class HeadDecay:
 
     def leave_grad(self, left: Branches, d_left: Branches) -> Branches:
         if self.d_total is not None:
-            met = (left[0] * d_left[0]).sum(2, dtype=torch.float64)
-            self.d_total -= met
+            # Nothing decays from the last step to the end, and what it sends may be large beside all that does.
+            met = (left[0] * d_left[0])[:, :-1].sum(2, dtype=torch.float64)
+            self.d_total[:, :-1] -= met
             self.d_total[:, -1] += met.sum(1)
         return self.leave(d_left)
 
@@ -71,6 +73,7 @@ class HeadDecay:
         if self.d_total is not None:
             product = scores * d_scores
             c = product.shape[2]
+            product[:, :c].diagonal(0, 1, 2).zero_()  # nor from a step to itself
             self.d_total += product.sum(2, dtype=torch.float64).unflatten(1, (-1, c)).sum(1)
             self.d_total -= product.sum(1, dtype=torch.float64)
         d_gram = d_scores * self._mask(rows[0], k[0])
@@ -80,7 +83,7 @@ class HeadDecay:
             first, second = self._grams(rows, k)
             d_grams = [second.mul_(d_gram), first.mul_(d_gram)]
         d_rows = tuple(torch.bmm(d, x) for d, x in zip(d_grams, k, strict=True))
-        return d_rows, tuple(torch.bmm(d.mT, x) for d, x in zip(d_grams, rows, strict=True))
+        return d_rows, tuple(blocks.over_time(d.mT, x) for d, x in zip(d_grams, rows, strict=True))
 
     def log_decay_grad(self) -> tuple[Float[Tensor, "n c"], ...]:
         """Return the gradient of log_decay, from those of every exponent."""

@@ -77,14 +77,14 @@ def backward(
     decay, rows, c = x.decay(), x.rows(), x.v.shape[1]
     solved = _solve(x, decay, rows, s)
     u, left = solved.u, decay.leave(x.k)
-    du = torch.bmm(solved.scores[:, :c].mT, dy)
+    du = blocks.over_time(solved.scores[:, :c].mT, dy)
     if ds is not None:
         du = torch.baddbmm(du, blocks.features(left).mT, ds)
     d_met, dv, d_beta = dy, du, None
     if x.beta is not None:
         assert solved.inverse is not None
         assert solved.error is not None
-        d_solved = torch.bmm(solved.inverse.mT, du)
+        d_solved = blocks.over_time(solved.inverse.mT, du)
         dv = d_solved * x.beta.unsqueeze(2)
         d_beta = (d_solved * (solved.error - torch.bmm(solved.scores[:, c:], u))).sum(2)
         d_met = torch.cat([dy, -dv], 1)
@@ -94,7 +94,7 @@ def backward(
     d_phi = torch.bmm(s, d_met.mT)
     entered = decay.enter(rows)
     d_rows = _sum(d_rows, decay.enter_grad(entered, blocks.features_grad(d_phi, entered)))
-    d_state = torch.bmm(solved.phi, d_met)
+    d_state = blocks.over_time(solved.phi, d_met)
     if ds is not None:
         d_left = blocks.features_grad(torch.bmm(ds, u.mT), left)
         dk = _sum(dk, decay.leave_grad(left, d_left))
