@@ -15,12 +15,14 @@ FORGOTTEN = -1100.0
 
 
 def features(x: tuple[Tensor, ...]) -> Float[Tensor, "n k t"]:
-    """Return φ(x) with time last: the branch itself, or the row-major product of two.
+    """Return φ(x) with time last: a view of the branch itself, or the row-major product of two.
 
     Time is the long axis; with it innermost the product runs at the speed of memory whatever the K_r are.
     """
-    first, *rest = (branch.mT.contiguous() for branch in x)
-    return (first.unsqueeze(2) * rest[0].unsqueeze(1)).flatten(1, 2) if rest else first
+    if len(x) == 1:
+        return x[0].mT
+    first, second = (branch.mT.contiguous() for branch in x)
+    return (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1, 2)
 
 
 def features_grad(d_phi: Float[Tensor, "n k t"], x: tuple[Tensor, ...]) -> tuple[Float[Tensor, "n t _"], ...]:
@@ -133,6 +135,11 @@ class Decay:
         exponent = (g - g.mT).masked_fill_(later, -torch.inf)
         # Rounding an exponent of −29 to float32 costs exp2 five units in the last place: too many for float32.
         return (exponent.float() if self.dtype == torch.bfloat16 else exponent).exp2_().to(self.dtype)
+
+
+def from_each_step(x: Float[Tensor, "n t d"]) -> Float[Tensor, "n t d"]:
+    """Return Σ_{i≥t} x_i: what a decay is given by every cumulated one that holds it."""
+    return torch.matmul(x.new_ones(x.shape[1], x.shape[1]).triu_(), x)
 
 
 def decays_between(product: Float[Tensor, "n t t"]) -> Float[Tensor, "n t"]:

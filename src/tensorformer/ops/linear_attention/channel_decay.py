@@ -19,11 +19,12 @@ class ChannelDecay:
     def __init__(self, log_decay: Branches, dtype: torch.dtype) -> None:
         self.totals = [(x.double() * LOG2_E).clamp_min_(FORGOTTEN).cumsum(1) for x in log_decay]
         self.d_totals = [torch.zeros_like(x) for x in self.totals]
-        self.dtype = dtype
+        self.into = [total.exp2().to(dtype) for total in self.totals]
+        self.out = [(total[:, -1:] - total).exp2_().to(dtype) for total in self.totals]
         self.trees: list[Tree] = []
 
     def enter(self, rows: Branches) -> Branches:
-        return tuple(_times(x, total.exp2().to(self.dtype)) for x, total in zip(rows, self.totals, strict=True))
+        return tuple(_times(x, into) for x, into in zip(rows, self.into, strict=True))
 
     def enter_grad(self, entered: Branches, d_entered: Branches) -> Branches:
         for d_total, x, dx in zip(self.d_totals, entered, d_entered, strict=True):
@@ -31,8 +32,7 @@ class ChannelDecay:
         return self.enter(d_entered)
 
     def leave(self, k: Branches) -> Branches:
-        outs = [(total[:, -1:] - total).exp2().to(self.dtype) for total in self.totals]
-        return tuple(x * out for x, out in zip(k, outs, strict=True))
+        return tuple(x * out for x, out in zip(k, self.out, strict=True))
 
     def leave_grad(self, left: Branches, d_left: Branches) -> Branches:
         for d_total, x, dx in zip(self.d_totals, left, d_left, strict=True):
@@ -42,7 +42,7 @@ class ChannelDecay:
         return self.leave(d_left)
 
     def across(self, s: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
-        return s * blocks.features(self._whole())
+        return s * blocks.features(tuple(into[:, -1:] for into in self.into))
 
     def across_grad(self, s: Float[Tensor, "n k v"], ds: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
         carried = self.across(ds)
@@ -73,10 +73,7 @@ class ChannelDecay:
         return tuple(d_rows for d_rows, _ in found), tuple(dk for _, dk in found)
 
     def log_decay_grad(self) -> tuple[Float[Tensor, "n c _"], ...]:
-        return tuple(d.flip(1).cumsum(1).flip(1) for d in self.d_totals)
-
-    def _whole(self) -> Branches:
-        return tuple(total[:, -1:].exp2().to(self.dtype) for total in self.totals)
+        return tuple(blocks.from_each_step(d) for d in self.d_totals)
 
 
 def _times(rows: Float[Tensor, "n mc d"], decay: Float[Tensor, "n c d"]) -> Float[Tensor, "n mc d"]:

@@ -87,7 +87,7 @@ class HeadDecay:
 
     def log_decay_grad(self) -> tuple[Float[Tensor, "n c"], ...]:
         """Return the gradient of log_decay, from those of every exponent."""
-        return () if self.d_total is None else (self.d_total.flip(1).cumsum(1).flip(1),)
+        return () if self.d_total is None else (blocks.from_each_step(self.d_total.unsqueeze(2)).squeeze(2),)
 
     def _grams(self, rows: Branches, k: Branches) -> list[Float[Tensor, "n mc c"]]:
         return [torch.bmm(x, y.mT) for x, y in zip(rows, k, strict=True)]

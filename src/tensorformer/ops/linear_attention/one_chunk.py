@@ -45,6 +45,7 @@ class _Solved(NamedTuple):
     """What forward and backward both need: see the head of this file."""
 
     scores: Float[Tensor, "n mc c"]
+    entered: tuple[Float[Tensor, "n mc _"], ...]
     phi: Float[Tensor, "n k mc"] | None
     met: Float[Tensor, "n mc v"] | None
     inverse: Float[Tensor, "n c c"] | None
@@ -92,8 +93,7 @@ def backward(
     d_rows, dk = decay.scores_grad(rows, x.k, solved.scores, d_scores)
     assert solved.phi is not None
     d_phi = torch.bmm(s, d_met.mT)
-    entered = decay.enter(rows)
-    d_rows = _sum(d_rows, decay.enter_grad(entered, blocks.features_grad(d_phi, entered)))
+    d_rows = _sum(d_rows, decay.enter_grad(solved.entered, blocks.features_grad(d_phi, solved.entered)))
     d_state = blocks.over_time(solved.phi, d_met)
     if ds is not None:
         d_left = blocks.features_grad(torch.bmm(ds, u.mT), left)
@@ -107,17 +107,18 @@ def backward(
 
 def _solve(x: Chunk, decay: HeadDecay | ChannelDecay, rows: tuple[Tensor, ...], s: Tensor | None) -> _Solved:
     scores = decay.scores(rows, x.k)
-    phi = met = None
+    entered, phi, met = (), None, None
     if s is not None:
-        phi = blocks.features(decay.enter(rows))
+        entered = decay.enter(rows)
+        phi = blocks.features(entered)
         met = torch.bmm(phi.mT, s)
     if x.beta is None:
-        return _Solved(scores, phi, met, None, None, x.v)
+        return _Solved(scores, entered, phi, met, None, None, x.v)
     c, beta = x.v.shape[1], x.beta.unsqueeze(2)
     error = x.v if met is None else x.v - met[:, c:]
     unit = torch.eye(c, dtype=x.v.dtype, device=x.v.device).expand(x.v.shape[0], c, c)
     inverse = torch.linalg.solve_triangular(scores[:, c:] * beta, unit, upper=False, unitriangular=True)
-    return _Solved(scores, phi, met, inverse, error, torch.bmm(inverse, error * beta))
+    return _Solved(scores, entered, phi, met, inverse, error, torch.bmm(inverse, error * beta))
 
 
 def _advance(x: Chunk, decay: HeadDecay | ChannelDecay, u: Tensor, s: Tensor | None) -> Float[Tensor, "n k v"]:

@@ -21,8 +21,7 @@ class Cut(NamedTuple):
 
     x: Float[Tensor, "p mh d"]
     k: Float[Tensor, "p h d"]
-    up: Float[Tensor, "n b h d"]
-    down: Float[Tensor, "n b h d"]
+    carry: Float[Tensor, "n b 2 h d"]
 
 
 class Tree:
@@ -34,7 +33,8 @@ class Tree:
         self.rows = _fill(rows.reshape(n, -1, self.steps, d), self.size)
         self.k = _fill(k, self.size)
         # Past the end nothing decays, so that nothing there is larger than one either.
-        self.total = torch.cat([total, total[:, -1:].expand(n, self.size - self.steps, d)], 1)
+        past = total[:, -1:].expand(n, self.size - self.steps, d)
+        self.total = torch.cat([total, past], 1) if self.size > self.steps else total
         self.cuts = [self._cut(1 << level) for level in range(self.size.bit_length() - 1)]
 
     def scores(self) -> Float[Tensor, "n mc c"]:
@@ -66,19 +66,24 @@ class Tree:
             halves[:, :, 1] += met_x
             halves[:, :, 0] -= met_k
             halves[:, :, 0, -1] += met_k.sum(2) - met_x.sum(2)
-            d_rows.view(n, m, -1, 2, h, d)[:, :, :, 1] += dx.view(n, -1, m, h, d).transpose(1, 2) * cut.up.unsqueeze(1)
-            dk.view(n, -1, 2, h, d)[:, :, 0] += dy.view(n, -1, h, d) * cut.down
+            before, after = cut.carry.unbind(2)
+            d_rows.view(n, m, -1, 2, h, d)[:, :, :, 1].addcmul_(
+                dx.view(n, -1, m, h, d).transpose(1, 2), after.unsqueeze(1)
+            )
+            dk.view(n, -1, 2, h, d)[:, :, 0].addcmul_(dy.view(n, -1, h, d), before)
         d_total += d_exponent[:, : self.steps]
         return d_rows[:, :, : self.steps].flatten(1, 2), dk[:, : self.steps]
 
     def _cut(self, h: int) -> Cut:
         n, m, _, d = self.rows.shape
         halves = self.total.view(n, -1, 2, h, d)
-        boundary = halves[:, :, 0, -1:]
-        up, down = (e.exp2().to(self.k.dtype) for e in (halves[:, :, 1] - boundary, boundary - halves[:, :, 0]))
-        x = self.rows.view(n, m, -1, 2, h, d)[:, :, :, 1] * up.unsqueeze(1)
-        k = self.k.view(n, -1, 2, h, d)[:, :, 0] * down
-        return Cut(x.transpose(1, 2).reshape(-1, m * h, d), k.view(-1, h, d), up, down)
+        exponent = halves - halves[:, :, :1, -1:]
+        exponent[:, :, 0].neg_()
+        carry = exponent.exp2_().to(self.k.dtype)
+        before, after = carry.unbind(2)
+        x = self.rows.view(n, m, -1, 2, h, d)[:, :, :, 1].transpose(1, 2) * after.unsqueeze(2)
+        k = self.k.view(n, -1, 2, h, d)[:, :, 0] * before
+        return Cut(x.reshape(-1, m * h, d), k.view(-1, h, d), carry)
 
 
 def _below(whole: Float[Tensor, "n m s s"], h: int) -> Float[Tensor, "n b m h h"]:
@@ -89,4 +94,4 @@ def _below(whole: Float[Tensor, "n m s s"], h: int) -> Float[Tensor, "n b m h h"
 
 
 def _fill(x: Tensor, size: int) -> Tensor:
-    return pad(x, (0, 0, 0, size - x.shape[-2])).contiguous()
+    return pad(x, (0, 0, 0, size - x.shape[-2])) if x.shape[-2] < size else x
