@@ -207,14 +207,21 @@ def test_the_delta_rule_with_long_keys_diverges(degree: int) -> None:
     assert size(2 ** (1 / degree)) > 1e6
 
 
-@every_point
-def test_auto_takes_chunks_it_can_be_asked_for(point: Point) -> None:
-    x = point.operands(300, batch=1, heads=1)
-    plan = x.call(resolve)
-    assert plan.impl == "fast"
-    if point.update == "delta" or point.decay == "channel":
-        assert plan == ("fast", "chunked", 64)
-        assert x.steps(0, 50, None).call(resolve) == ("fast", "quadratic", 50)
+@pytest.mark.parametrize(
+    ("point", "key_dims", "chunk"),
+    [
+        (Point(1, "channel", "additive"), (5,), 64),
+        (Point(1, "head", "delta"), (128,), 64),
+        (Point(1, "head", "delta"), (16,), 32),
+        (Point(2, "channel", "delta"), (3, 4), 16),
+        (Point(1, "none", "delta"), (1,), 2),
+    ],
+    ids=str,
+)
+def test_auto_takes_chunks_that_features_can_tell_apart(point: Point, key_dims: tuple[int, ...], chunk: int) -> None:
+    x = point.operands(300, key_dims=key_dims, batch=1, heads=1)
+    assert x.call(resolve) == ("fast", "chunked", chunk)
+    assert x.steps(0, 2, None).call(resolve) == ("fast", "quadratic", 2)
 
 
 # Broken on purpose: each must fail the law that is there to catch it.

@@ -125,11 +125,11 @@ def _checked(
     if impl == "reference":
         plan = Plan("reference", "recurrent", 1)
     else:
-        time = v.shape[1]
+        time, key_dims = v.shape[1], tuple(b.shape[-1] for b in x.k)
         if chunk is None and (update == "delta" or _a_channel(x)):
-            chunk = general_chunk(time)
+            chunk = general_chunk(time, key_dims, update == "delta")
         elif chunk is None:
-            chunk = auto_chunk(time, tuple(b.shape[-1] for b in x.k), v.shape[-1], state is not None, final)
+            chunk = auto_chunk(time, key_dims, v.shape[-1], state is not None, final)
         plan = Plan("fast", form(time, chunk), chunk)
     dtype = _common_dtype(x.q, x.k, v)
     if any(b.dtype != dtype for b in (*x.q, *x.k, v)):

@@ -44,7 +44,7 @@ def flops(
     if time == 1 and initial_state:
         return batch * heads * 2 * width * value_dim * (1 + delta)
     if delta or decay == "channel":
-        chunk = chunk or general_chunk(time)
+        chunk = chunk or general_chunk(time, key_dims, delta)
         cuts = pieces(time, chunk)
         total = sum(_general_chunk_flops(b - a, key_dims, value_dim, decay, delta) for a, b in cuts)
         met = time if initial_state else time - min(time, chunk)

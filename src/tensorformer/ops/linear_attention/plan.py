@@ -34,9 +34,14 @@ def auto_chunk(time: int, key_dims: tuple[int, ...], value_dim: int, initial: bo
     return max(1, time) if time <= max(CHUNK, crossing) else CHUNK
 
 
-def general_chunk(time: int) -> int:
-    """Return the steps a chunk under the delta rule or a decay a channel: `BLOCK`, or all of a shorter `time`."""
-    return max(1, min(time, BLOCK))
+def general_chunk(time: int, key_dims: tuple[int, ...], delta: bool) -> int:
+    """Return the steps a chunk under the delta rule or a decay a channel: `BLOCK`, or all of a shorter `time`.
+
+    The delta rule solves for what the steps of a chunk write, and loses digits where they are many more than the
+    features and little decays: at most twice as many then, as a power of two. So few features make cheap states.
+    """
+    longest = 1 << (2 * math.prod(key_dims)).bit_length() - 1 if delta else BLOCK
+    return max(1, min(time, BLOCK, longest))
 
 
 def span(chunk: int) -> int:
