@@ -43,8 +43,9 @@ def linear_attention(
 
     Under autocast q, k and v are taken in its dtype (float64 stays), otherwise in their common one.
     For backward the additive update with one decay a head, or none, saves its operands and nothing else; the
-    others also the state before every 64th step. A second derivative is right too, and costs what the reference
-    costs; inside `torch.compile` it raises.
+    others, computed in float32 or better throughout, also the state before every 64th step or so. Segments, shared
+    heads and a beta of the additive update cost a copy of what they change. A second derivative is right too, and
+    costs what the reference costs; inside `torch.compile` it raises.
 
     Args:
         q, k: one tensor (B, T, H_k, K₁), or a pair of (B, T, H_k, K_r), of any float dtype and strides.
@@ -147,8 +148,10 @@ def _plain(x: Inputs, segments: Tensor | None, update: str) -> Inputs:
     if q[0].shape[2] != heads:
         q, k = (tuple(b.repeat_interleave(heads // b.shape[2], 2) for b in branches) for branches in (q, k))
     if update == "delta":
-        return Inputs(q, k, v, log_decay, v.new_ones(()).expand(v.shape[:3]) if beta is None else beta)
-    return Inputs(q, k, v if beta is None else (v * beta.unsqueeze(3)).to(v.dtype), log_decay, None)
+        beta = v.new_ones(()).expand(v.shape[:3]) if beta is None else beta
+    elif beta is not None:
+        v, beta = (v * beta.unsqueeze(3)).to(v.dtype), None
+    return Inputs(q, k, v, log_decay, beta)
 
 
 def _fast(x: Inputs, state: Tensor | None, chunk: int, final: bool) -> tuple[Tensor, Tensor | None]:

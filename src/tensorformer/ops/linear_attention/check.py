@@ -52,6 +52,9 @@ def check_operands(
         raise ShapeError(f"segments has shape {_shape(segments)}: write one id a step, {(batch, time)}")
     if segments is not None and segments.dtype not in (torch.int64, torch.int32):
         raise ShapeError(f"segments is {segments.dtype}: write .long(); -1 is padding, a new number a new document")
+    given = [x for x in (*q, *k, v, *log_decay, state, beta) if x is not None]
+    if all(x.dtype in FLOATS for x in given):
+        return
     optional = [("state", state), ("beta", beta)]
     named = (*_named(q, k, v), *_numbered("log_decay", log_decay), *((n, x) for n, x in optional if x is not None))
     for name, x in named:
@@ -67,21 +70,24 @@ def _check_branches(q: tuple[Tensor, ...], k: tuple[Tensor, ...], v: Tensor) -> 
     for name, x in _named(q, k, v):
         if x.ndim != 4:
             raise ShapeError(f"{name} has shape {_shape(x)}: write it as (batch, time, heads, features)")
+    heads = v.shape[2]
     for r, (left, right) in enumerate(zip(q, k, strict=True)):
+        if left.shape == right.shape and left.shape[:3] == v.shape[:3] == k[0].shape[:3]:
+            continue
         if left.shape != right.shape:
             names = ("q", "k") if len(q) == 1 else (f"q[{r}]", f"k[{r}]")
             raise ShapeError(
                 f"{names[0]} has shape {_shape(left)} and {names[1]} {_shape(right)}: a query and a key of one branch"
                 " have one shape; expand the heads of the smaller"
             )
-        if left.shape[:2] != v.shape[:2] or left.shape[2] != q[0].shape[2]:
+        if left.shape[:2] != v.shape[:2] or left.shape[2] != k[0].shape[2]:
             raise ShapeError(
                 f"queries have shape {_shape(left)} and v {_shape(v)}: their first three axes are (batch, time, heads)"
                 " of both"
             )
-        if v.shape[2] % max(1, left.shape[2]) or (left.shape[2] == 0) != (v.shape[2] == 0):
+        if heads % max(1, left.shape[2]) or (left.shape[2] == 0) != (heads == 0):
             raise ShapeError(
-                f"{left.shape[2]} heads of queries and {v.shape[2]} of v: write as many for v, or a multiple, of which"
+                f"{left.shape[2]} heads of queries and {heads} of v: write as many for v, or a multiple, of which"
                 " each group of neighbours shares a query and a key"
             )
 
