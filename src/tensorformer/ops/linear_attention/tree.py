@@ -60,12 +60,12 @@ class Tree:
             h = cut.k.shape[1]
             part = _below(grads, h).reshape(-1, m * h, h)
             dx, dy = torch.bmm(part, cut.k), torch.bmm(part.mT, cut.x)
-            met_x = (cut.x * dx).view(n, -1, m, h, d).sum(2, dtype=torch.float64)
-            met_k = (cut.k * dy).view(n, -1, h, d).double()
+            met_x = (cut.x * dx).view(n, -1, m, h, d).sum(2)
+            met_k = (cut.k * dy).view(n, -1, h, d)
             halves = d_exponent.view(n, -1, 2, h, d)
             halves[:, :, 1] += met_x
             halves[:, :, 0] -= met_k
-            halves[:, :, 0, -1] += met_k.sum(2) - met_x.sum(2)
+            halves[:, :, 0, -1] += met_k.sum(2, dtype=torch.float64) - met_x.sum(2, dtype=torch.float64)
             before, after = cut.carry.unbind(2)
             d_rows.view(n, m, -1, 2, h, d)[:, :, :, 1].addcmul_(
                 dx.view(n, -1, m, h, d).transpose(1, 2), after.unsqueeze(1)
