@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tensorformer.nn.linear_attention import LinearAttention
     from tensorformer.nn.model import TensorTransformer
     from tensorformer.nn.softmax_attention import SoftmaxAttention
+    from tensorformer.ops.act_and_mul import act_and_mul
+    from tensorformer.ops.act_quant import act_quant
     from tensorformer.ops.linear_attention import linear_attention
 
 __version__ = "0.1.0"
@@ -26,6 +28,8 @@ __all__ = [
     "LinearAttention",
     "SoftmaxAttention",
     "TensorTransformer",
+    "act_and_mul",
+    "act_quant",
     "activation",
     "linear_attention",
     "load_config",
@@ -40,6 +44,8 @@ _HOMES = {
     "LinearAttention": "tensorformer.nn.linear_attention",
     "SoftmaxAttention": "tensorformer.nn.softmax_attention",
     "TensorTransformer": "tensorformer.nn.model",
+    "act_and_mul": "tensorformer.ops.act_and_mul",
+    "act_quant": "tensorformer.ops.act_quant",
     "linear_attention": "tensorformer.ops.linear_attention",
 }
 

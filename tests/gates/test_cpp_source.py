@@ -147,7 +147,7 @@ def test_division_by_a_parameter_is_not_in_the_loop() -> None:
 
 def test_a_parameter_may_have_any_name() -> None:
     """A keyword of C++, a function of ours, the name of a variable."""
-    for name in ("new", "gate", "t0", "i", "dh"):
+    for name in ("new", "double", "isnan", "i", "rows"):
         scalar = Scalar("s", f"{name}*sigmoid(x)*exp(x)", ("0", "oo"), "test", {name: "> 0"})
         (line,) = cpp_lines({"y": scalar.expr})
         assert f"p_{name}" in line

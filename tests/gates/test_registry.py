@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -13,6 +14,7 @@ from tensorformer.errors import GateError
 from tensorformer.gates import GATES, SCALARS, Gate, Scalar, activation, registry
 from tensorformer.gates.registry import Catalogue
 from tensorformer.testing import assert_laws
+from tensorformer.testing.laws import assert_limits
 
 SERPENT = Scalar("serpent", "x*sigmoid(a*x) - tanh(x)/4", ("0.25", "oo"), "here", {"a": "> 0"}, aliases=("snake2",))
 SERPENT_GLU = Gate("serpent_glu", SERPENT, SCALARS["identity"], "here")
@@ -87,3 +89,38 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(GateError, match="did you mean 'gelu_new'"):
         SCALARS["gelu_nwe"]
     assert SCALARS.get("nothing") is None
+
+
+def test_two_threads_that_first_use_two_activations() -> None:
+    """Each gets its own kernel: building takes long enough for the two to meet."""
+    code = """
+import threading, torch
+from tensorformer.gates import SCALARS
+x, got, start = torch.tensor([-1.0, 2.0]), {}, threading.Barrier(2)
+def use(name):
+    start.wait()
+    got[name] = SCALARS[name](x)
+threads = [threading.Thread(target=use, args=(n,)) for n in ("gelu", "mish")]
+[t.start() for t in threads]; [t.join() for t in threads]
+for name in got:
+    exact = torch.tensor([float(v) for v in SCALARS[name].oracle(x)])
+    torch.testing.assert_close(SCALARS[name](x), exact)
+    torch.testing.assert_close(got[name], exact)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_slow_growth_is_growth() -> None:
+    for formula in ("select(x, 0, 0, sqrt(1 + relu(x)) - 1)", "log(1 + relu(x))"):
+        assert_limits(Scalar("slow", formula, ("0", "oo"), "here"))
+
+
+def test_the_laws_try_other_values_and_the_formula_without() -> None:
+    assert_laws(Scalar("even", "x**2*sigmoid(x)", ("0", "oo"), "here"))
+    for wrong in (
+        Scalar("wrong", "x*sigmoid(b*x)", ("0", "oo"), "here", {"b": ">= 0"}, without=("7*x", ("0", "oo"))),
+        Scalar("wrong", "beta*tanh(x/beta)", ("-4", "4"), "here", {"beta": "> 0"}),
+    ):
+        with pytest.raises(AssertionError, match="declared limit"):
+            assert_laws(wrong)

@@ -203,3 +203,16 @@ def test_a_wrong_deviation_is_caught() -> None:
     g, u = torch.randn(50, 8, dtype=torch.float64), torch.ones(50, 8, dtype=torch.float64)
     wrong = torch.relu(g - (g.mean(-1, keepdim=True) + SparseGEGLU(0.6).cutoff * g.std(-1, keepdim=True)))
     assert not torch.equal(wrong == 0, SparseGEGLU(0.6)(g, u) == 0)
+
+
+def test_polynorm_of_large_rows_keeps_its_cube() -> None:
+    x = torch.randn(4, 33, dtype=torch.float64)
+    for size in (1e3, 1e8, 1e30):
+        low = PolyNorm()((x * size).float())
+        torch.testing.assert_close(low.double(), PolyNorm().double()((x * size).float().double()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -1.0, float("nan")])
+def test_a_share_that_is_none(share: float) -> None:
+    with pytest.raises(GateError, match="write a share between 0 and 1"):
+        SparseGEGLU(share)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tensorformer.errors import ConfigError
 from tensorformer.gates import GATES, SCALARS, Gate, Scalar, activation
 from tensorformer.gates.examples import example
 from tensorformer.study.numerics import numerics
@@ -282,3 +283,13 @@ def test_packing_is_what_the_layouts_say() -> None:
     assert pack(g, u, "gate_up").tolist() == [[1, 2, 3, 4]]
     assert pack(g, u, "up_gate").tolist() == [[3, 4, 1, 2]]
     assert pack(g, u, "interleaved").tolist() == [[1, 3, 2, 4]]
+
+
+def test_a_turned_sign_is_named() -> None:
+    report = numerics(lambda g, u: -F.silu(g) * u, "swiglu")
+    assert "sign is turned" in report.verdict
+
+
+def test_a_function_that_does_not_repeat_itself_is_refused() -> None:
+    with pytest.raises(ConfigError, match="another result for the same input"):
+        numerics(lambda x: F.silu(x) * (1 + 1e-3 * torch.randn_like(x)), "silu")

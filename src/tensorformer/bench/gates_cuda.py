@@ -8,7 +8,7 @@ the sizes of fine-grained experts; beside them the product alone, and torch with
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +25,9 @@ from tensorformer.ops.act_and_mul.check import violations
 from tensorformer.ops.gated_linear import gated_linear, reference
 from tensorformer.ops.gated_linear import triton as linear_triton
 
-# Units in the last place of float32: a wrong factor is caught from 8e-6 on.
-_UNITS = 64
+# In units in the last place of float32: Triton takes `ex2.approx` and `div.full`, which may each be off by two, of an
+# exponent that was rounded before. A wrong factor is caught from 8e-6 on.
+_UNITS, _EPS = 64, torch.finfo(torch.float32).eps
 
 Timer = Callable[[Mapping[str, Callable[[], object]], int, torch.device], Mapping[str, float]]
 
@@ -55,6 +56,18 @@ class Sizes:
         *((7168, 384), (7168, 768), (7168, 3072)),
     )
     tokens: tuple[int, ...] = (16, 64, 256, 1024, 4096)
+
+
+def chosen(names: Sequence[str]) -> Sizes:
+    """Return what is measured of these gates; of all where none is named.
+
+    Raises:
+        GateError: there is no such gate.
+    """
+    if not names:
+        return Sizes()
+    known = tuple(GATES[name].name for name in names)
+    return Sizes(checked=known, timed=known, epilogues=known)
 
 
 def run(device: torch.device, rounds: int, sizes: Sizes | None = None, timer: Timer = cuda_seconds) -> Iterator[str]:
@@ -89,7 +102,7 @@ def run(device: torch.device, rounds: int, sizes: Sizes | None = None, timer: Ti
 def broken_laws(gate: Gate, device: torch.device, sizes: Sizes) -> Iterator[str]:
     """Yield each law that the kernels with ``gate`` in them break on ``device``."""
     for dtype in sizes.dtypes:
-        broken = violations(_forward, _backward, gate, dtype, device)
+        broken = violations(triton.forward, triton.backward, gate, dtype, device, slack=_UNITS * _EPS)
         yield from (f"act_and_mul in {dtype}: {law}" for law in broken)
     if gate.name not in sizes.epilogues:
         return
@@ -101,39 +114,13 @@ def broken_laws(gate: Gate, device: torch.device, sizes: Sizes) -> Iterator[str]
             yield from _linear_off(gate, *(t.to(device, dtype) for t in (x, a, b)))
 
 
-def _forward(gate: Gate, g: Tensor, u: Tensor) -> Tensor:
-    h, exact = triton.forward(gate, g, u), gate(g.double(), u.double())
-    _forgive(h, exact, exact)
-    return h
-
-
-def _backward(gate: Gate, g: Tensor, u: Tensor, dh: Tensor, dg: Tensor | None, du: Tensor | None) -> None:
-    triton.backward(gate, g, u, dh, dg, du)
-    for into, this, that, x, y in ((dg, gate.gate, gate.value, g, u), (du, gate.value, gate.gate, u, g)):
-        if into is not None:
-            outer = dh.double() * that(y.double())
-            exact = outer * this.derivative(x.double())
-            # A slope is a sum whose terms cancel where it is small: so near as if it were one.
-            _forgive(into, exact, torch.maximum(exact.abs(), outer.abs()))
-
-
-def _forgive(found: Tensor, exact: Tensor, size: Tensor) -> None:
-    """Put the exact number where ``found`` is only as far from it as a GPU's exponential and division are.
-
-    The laws allow two units in the last place of float32. ``ex2.approx`` and ``div.full``, which Triton takes, may each
-    be off by about as much, and the exponent is a product that was rounded before.
-    """
-    near = (found.double() - exact).abs() <= _UNITS * torch.finfo(torch.float32).eps * size.abs()
-    found.copy_(torch.where(near, exact.to(found.dtype), found))
-
-
 def _linear_off(gate: Gate, x: Tensor, a: Tensor, b: Tensor) -> Iterator[str]:
     """Yield what is wrong with the fused kernel at these operands; it may be off by twice as much as the plain one."""
     truth = reference.forward(gate, x.double(), a.double(), b.double())
     found, plain = linear_triton.forward(gate, x, a, b), reference.forward(gate, x, a, b)
     error, usual = (float((y.double() - truth).abs().max()) for y in (found, plain))
-    largest, unit = float(truth.abs().max()), torch.finfo(torch.float32).eps
-    allowed = 2 * (usual + torch.finfo(x.dtype).eps * largest) + _UNITS * unit * largest
+    largest = float(truth.abs().max())
+    allowed = 2 * (usual + torch.finfo(x.dtype).eps * largest) + _UNITS * _EPS * largest
     if not error <= allowed:
         at = f"{x.shape[0]} tokens, d_model {x.shape[1]}, d_ff {a.shape[0]}"
         yield f"gated_linear in {x.dtype}, {at}: off by {error:.3g}, allowed {allowed:.3g}"

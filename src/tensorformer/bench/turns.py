@@ -42,8 +42,8 @@ def keep_memory() -> None:
             libc.mallopt(option, 2**30)
 
 
-def copy_rate(megabytes: int = 64, rounds: int = 15) -> float:
-    """Return the bytes a second of a large copy, read and written counted: what memory allows."""
+def copy_rate(megabytes: int = 512, rounds: int = 9) -> float:
+    """Return the bytes a second of a copy too large for any cache, read and written counted."""
     source = torch.zeros(megabytes * 2**18)
     target = torch.empty_like(source)
     seconds = medians({"copy": lambda: target.copy_(source)}, rounds)["copy"]

@@ -39,14 +39,18 @@ class Bench(Options):
         if self.rounds < 1:
             raise ConfigError(f"--rounds {self.rounds}: write 1 or more")
         device = pick(self.device)
+        if self.suite == "train" and (self.gate or not self.inductor):
+            raise ConfigError("--gate and --no-inductor belong to the suite gates: leave them out")
+        if self.suite == "gates" and device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"--device {self.device}: the suite gates runs on cpu and cuda")
         if self.suite == "train":
             from tensorformer.bench.train import against_llama
 
             lines = against_llama(device, self.rounds)
         elif device.type == "cuda":
-            from tensorformer.bench.gates_cuda import run
+            from tensorformer.bench.gates_cuda import chosen, run
 
-            lines = run(device, self.rounds)
+            lines = run(device, self.rounds, chosen(self.gate))
         else:
             from tensorformer.bench.gates import run
 

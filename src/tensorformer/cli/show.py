@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,8 +19,15 @@ from tensorformer.lab.plan import Planned, check_fits
 from tensorformer.lab.results import Comparison, Difference
 from tensorformer.lab.timing import step_seconds
 
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # which the command line takes for the end, not for a fault
+
+
 # Names and paths may hold brackets; and a file or a pipe has no width that a table would have to be cut to.
-console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+_has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+console = _Console(highlight=False, markup=False, width=None if _has_width else 120)
 EXTRA_BUDGETS = 2.5  # data-to-match trains the baseline at 0.5× and 2× as well
 
 

@@ -42,9 +42,13 @@ class Numerics(Options):
         from rich.table import Table
 
         from tensorformer.cli.show import console
+        from tensorformer.errors import ConfigError
         from tensorformer.gates import activation
         from tensorformer.study.numerics import numerics
 
+        if ":" in self.gate:
+            name, _, given = self.gate.partition(":")
+            raise ConfigError(f"{self.gate}: write the name alone, {name} --set {given.replace(',', ' --set ')}")
         declared = activation(self.gate, **dict(map(_parameter, self.parameters)))
         dtypes = [getattr(torch, name) for name in self.dtypes]
         layout = None if self.layout == "pair" else self.layout

@@ -18,7 +18,7 @@ class PrecisionOfActivations(Options):
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
     """Scalar activations to measure; all where none is named."""
 
-    write: Path | None = None
+    write: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """Write the whole page of activations in Markdown there instead."""
 
     def run(self) -> None:

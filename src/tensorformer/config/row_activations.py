@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from tensorformer.errors import GateError, suggest
-from tensorformer.gates import Scalar
+from tensorformer.gates import SCALARS
 
 
 @final
@@ -52,6 +54,7 @@ class RowActivation:
         Raises:
             GateError: a parameter is unknown, missing, or out of its range.
         """
+        parameters = {**self.parameters, **parameters}
         for extra in parameters.keys() - self.needs.keys():
             raise GateError(f"{self.name!r} has no parameter {extra!r}{suggest(extra, self.needs)}")
         values: dict[str, float] = {}
@@ -71,11 +74,11 @@ def sparsity_cutoff(sparsity: float) -> float:
 
 
 def _sparse_moment(parameters: Mapping[str, float]) -> float:
+    """Return ∫ gelu_tanh(z − c)² over the normal law above the cut-off c, by the trapezium rule."""
     cutoff = sparsity_cutoff(parameters["sparsity"])
-    shifted = "x - t" if cutoff >= 0 else "x + t"
-    y = f"relu({shifted})"
-    gelu_tanh = f"{y}*sigmoid(2*sqrt(2/pi)*{y}*(1 + 0.044715*{y}**2))"
-    return Scalar("", gelu_tanh, ("0", "oo"), "", {"t": "any number"}).bind(t=abs(cutoff)).second_moment
+    z = torch.linspace(cutoff, max(cutoff, 0.0) + 12, 2**16, dtype=torch.float64, device="cpu")
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    return torch.trapezoid(SCALARS["gelu_tanh"](z - cutoff).square() * density, z).item()
 
 
 # Σ xⁱ/rms(xⁱ)/3: the three terms have mean square 1; x and x³ correlate by 3/√15.

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensorformer.errors import GateError, suggest
-from tensorformer.gates.gate import Gate, Parameter, Scalar
+from tensorformer.gates.gate import Gate, Scalar
+from tensorformer.gates.parameters import Parameter
 from tensorformer.gates.registry import Catalogue
 
 # fmt: off

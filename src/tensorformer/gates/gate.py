@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tensorformer.errors import GateError, ShapeError, suggest
+from tensorformer.errors import GateError, ShapeError
 from tensorformer.gates.kernel import Kernel, kernel
-
-Parameter = float | Tensor | None
-Rule = Literal["> 0", ">= 0", "> 0 or None", "any number"]
+from tensorformer.gates.parameters import OPTIONAL, Parameter, Rule, check_names, checked, described, fits, is_zero
 
 
 @final
@@ -53,8 +51,12 @@ class Scalar:
     _ready: Kernel | None = field(init=False, default=None)  # once used: a small layer notices every look-up
 
     def __post_init__(self) -> None:
+        check_names(self.name, self.needs)
+        optional = [n for n, rule in self.needs.items() if rule in OPTIONAL]
+        if self.without is not None and len(optional) != 1:
+            raise GateError(f"{self.name!r}: a formula without a parameter needs one that is >= 0 or may be None")
         parameters = self.parameters.items()
-        absent = [n for n, v in parameters if v is None or (not isinstance(v, Tensor) and v == 0)] * bool(self.without)
+        absent = [n for n, v in parameters if self.without and n in optional and (v is None or is_zero(v))]
         formula, limits = self.without if absent and self.without else (self.formula, self.limits)
         object.__setattr__(self, "_formula", formula)
         object.__setattr__(self, "_limits", limits)
@@ -79,8 +81,10 @@ class Scalar:
 
         Raises:
             GateError: a parameter is not bound.
-            ShapeError: a tensor parameter does not broadcast to the shape of ``x``.
+            ShapeError: ``x`` is not floating, or a tensor parameter does not broadcast to its shape.
         """
+        if not x.is_floating_point():
+            raise ShapeError(f"{self.name}: x is {x.dtype}: write .float()")
         return self._kernel(x)(x, *self._given)
 
     def derivative(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -92,7 +96,8 @@ class Scalar:
 
         Args:
             parameters: floats; or floating tensors that broadcast to the input (their values are not read, so
-                that a training step never waits for them); or None where the formula has a form without.
+                that a training step never waits for them: one that is exactly 0 may give NaN at ±∞, where the
+                number 0 gives the limit); or None where the formula has a form without.
 
         Raises:
             GateError: a parameter is unknown, missing, out of its range, or NaN.
@@ -262,9 +267,19 @@ class Gate:
 
         Raises:
             GateError: a parameter is not bound.
+            ShapeError: g and u differ in shape or dtype.
         """
+        if g.shape != u.shape or g.dtype != u.dtype:
+            raise ShapeError(
+                f"{self.name}: g is {tuple(g.shape)} {g.dtype} and u {tuple(u.shape)} {u.dtype}: make them alike"
+            )
         # The linear branch as it is: most gates have one, and a small layer notices every call.
         return (g if self.gate._formula == "x" else self.gate(g)) * (u if self.value._formula == "x" else self.value(u))
+
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether torch has each of the two functions as one operation, with its backward."""
+        return all(kernel(s._formula, ("x", *s._names)).native is not None for s in (self.gate, self.value))
 
     @property
     def needs(self) -> Mapping[str, Rule]:
@@ -337,45 +352,3 @@ class Gate:
             for n, a, b in (("dg", "d_g", "f_u"), ("du", "d_u", "f_g")):
                 lines.append(f"{n} = {names[b]}" if names[a] == "1.0" else f"{n} = {names[a]}*{names[b]}")
         return lines
-
-
-def fits(shape: Sequence[int], into: Sequence[int]) -> bool:
-    """Say whether a tensor of ``shape`` broadcasts to the shape ``into``."""
-    return len(shape) <= len(into) and all(a in (1, b) for a, b in zip(shape[::-1], into[::-1], strict=False))
-
-
-def described(name: str, parameters: Mapping[str, Parameter]) -> str:
-    """Return ``name(parameter=value, …)``; a tensor is given by its shape."""
-    given = ", ".join(
-        f"{n}={f'tensor{tuple(v.shape)}' if isinstance(v, Tensor) else repr(v)}" for n, v in parameters.items()
-    )
-    return f"{name}({given})" if given else name
-
-
-def checked(name: str, needs: Mapping[str, Rule], given: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return ``given`` in the order of ``needs``, or raise an error that says which one to write, or to leave out."""
-    for extra in given.keys() - needs.keys():
-        hint = suggest(extra, needs) if needs else "; it takes none"
-        raise GateError(f"{name!r} has no parameter {extra!r}{hint}")
-    missing = [f"{n} ({rule})" for n, rule in needs.items() if n not in given]
-    if missing:
-        example = ", ".join(f"{n}=…" for n in needs)
-        raise GateError(f"{name!r} needs {' and '.join(missing)}: write {example}; it belongs to the model")
-    return {n: _in_range(name, n, rule, given[n]) for n, rule in needs.items()}
-
-
-def _in_range(owner: str, name: str, rule: Rule, value: Parameter) -> Parameter:
-    if isinstance(value, Tensor):
-        if not value.is_floating_point():
-            raise GateError(f"{owner!r}: {name} must be a floating tensor, not {value.dtype}")
-        return value
-    if value is None:
-        if "None" in rule:
-            return None
-        raise GateError(f"{owner!r}: {name} must be a number {rule}, not None")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise GateError(f"{owner!r}: {name} must be a number {rule} or a tensor, not {value!r}")
-    low = -math.inf if rule == "any number" else 0.0
-    if not math.isfinite(value) or value < low or (value == 0 and rule.startswith("> 0")):
-        raise GateError(f"{owner!r}: {name} must be a finite number {rule}, not {value!r}")
-    return float(value)

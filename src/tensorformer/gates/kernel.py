@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import linecache
 import math
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple, final
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -70,7 +72,10 @@ class Kernel:
         compiling = torch.compiler.is_compiling()
         if compiling and not _needs_gradient(x, *parameters):
             return self.value(x, *parameters)  # Dynamo can't trace an autograd function that nobody differentiates
-        if not compiling and _transforming():
+        if not compiling and transforming():
+            if _nested_forward():
+                # torch hands an autograd function's jvp nothing of the outer forward derivative: the formula itself.
+                return self._wide(x, *parameters).to(x.dtype)
             return _Transformable.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
         if compiling or (parameters and any(isinstance(p, Tensor) for p in parameters)):
             return _Elementwise.apply(self, x, *parameters)  # pyright: ignore[reportReturnType]
@@ -84,7 +89,7 @@ class Kernel:
 
     def calm_value(self, x: Tensor, *parameters: Argument) -> tuple[Tensor, bool]:
         """Return the value, and whether it is finite throughout, which spares a pass here and one in ``pull``."""
-        if self.native is not None and self.native.wild and x.is_cpu and type(x) in _PLAIN:
+        if self.native is not None and self.native.wild and x.is_cpu and type(x) in _PLAIN and not recording():
             y = self.native.value(x)
             # One reading pass, half the price of a clamp. On another device, asking would wait for it.
             if math.isfinite(y.sum().item()):
@@ -208,8 +213,32 @@ class _Eager(torch.autograd.Function):
         return None, pulled if pulled is None else pulled.to(x.dtype), None
 
 
-# Inside torch.func. Private in torch; should it go, every call takes the slower form, which is always right.
-_transforming: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+# Private in torch; should one go, its question is answered with the slower form, which is always right.
+_INSIDE = getattr(torch._C, "_functorch", None)
+_interpreters: Callable[[], Any] = getattr(_INSIDE, "get_interpreter_stack", lambda: None)
+_is_batch: Callable[[Tensor], bool] = getattr(_INSIDE, "is_legacy_batchedtensor", lambda _: False)
+_functorch: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: True)
+
+
+def transforming() -> bool:
+    """Say whether torch.func, or forward-mode differentiation, looks on."""
+    return _functorch() or getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def is_batch(x: Tensor) -> bool:
+    """Say whether ``x`` is a batch of gradients in disguise, as ``is_grads_batched`` makes them."""
+    return _is_batch(x) or _functorch()
+
+
+def _nested_forward() -> bool:
+    return sum(i.key().name == "Jvp" for i in _interpreters() or ()) > 1
+
+
+def recording() -> bool:
+    """Say whether operators are being recorded, by a dispatch mode or torch.jit: what bypasses them would be lost."""
+    return _modes() > 0 or _tracing() is not None
 
 
 def _arguments(ctx: Any) -> list[Any]:
@@ -232,6 +261,7 @@ _NATIVE = {
 
 _SLOTS: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {}
 _BUILT = SimpleNamespace()
+_BUILDING = threading.RLock()
 
 
 def kernel(formula: str, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Kernel:
@@ -243,9 +273,12 @@ def _slot(formula: str, names: tuple[str, ...], path: tuple[str, ...]) -> str:
     """Return the kernel's attribute, building it if need be: under torch.compile this runs at once, untraced."""
     key = (formula, names, path)
     if key not in _SLOTS:
-        slot = f"kernel_{len(_SLOTS)}"
-        setattr(_BUILT, slot, Kernel(formula, names, path))
-        _SLOTS[key] = slot
+        with _BUILDING:
+            if key not in _SLOTS:
+                built = Kernel(formula, names, path)
+                slot = f"kernel_{len(_SLOTS)}"
+                setattr(_BUILT, slot, built)
+                _SLOTS[key] = slot
     return _SLOTS[key]
 
 

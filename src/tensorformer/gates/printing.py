@@ -50,7 +50,10 @@ def guarded(expr: Expr) -> Expr:
         return expr
     # Numbers and parameters go inside the guard: outside, 2·max would be infinite again.
     tame = [f for f in expr.args if _vanishing(f) is not None and not ex.is_unbounded(f)]
-    return sympy.Mul(guard(sympy.Mul(*(f for f in expr.args if f not in tame))), *tame)
+    inner = sympy.Mul(*(f for f in expr.args if f not in tame))
+    if guard is floored and inner.is_polynomial(ex.x) and ex.degree(inner) in (2, 4, 6, 8):
+        guard = finite  # +∞ on the left as well
+    return sympy.Mul(guard(inner), *tame)
 
 
 def _vanishing(factor: Any) -> ex.Vanishing | None:
@@ -96,8 +99,8 @@ class Printer:
     def _product(self, expr: Expr) -> str:
         if expr.args[0] == -1:
             return f"(-{self(sympy.Mul(*expr.args[1:]))})"
-        above = [a for a in expr.args if not _is_inverse(a)]
-        below = [1 / a for a in expr.args if _is_inverse(a)]
+        above = [a for a in expr.args if not is_inverse(a)]
+        below = [1 / a for a in expr.args if is_inverse(a)]
         numbers = sympy.Mul(*(a for a in above if a.is_number))
         factors = [self(a) for a in above if not a.is_number]
         factors = ([self(numbers)] if numbers != 1 or not factors else []) + factors
@@ -118,7 +121,8 @@ class Printer:
         raise GateError(f"no {self.backend} form of the power {base}**{exponent}")
 
 
-def _is_inverse(factor: Any) -> bool:
+def is_inverse(factor: Any) -> bool:
+    """Say whether a factor is 1 over something that varies."""
     return bool(factor.is_Pow and not factor.is_number and factor.exp.is_Rational and factor.exp < 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -11,6 +12,7 @@ from tensorformer.errors import GateError, suggest
 from tensorformer.gates.gate import Gate, Scalar
 
 GROUP = "tensorformer.gates"
+_LOADING = threading.RLock()
 Entry = TypeVar("Entry", Scalar, Gate)
 
 
@@ -30,7 +32,7 @@ class Catalogue(Mapping[str, Entry], Generic[Entry]):
         self._kind = kind
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
-        self._complete = False
+        self._complete = self._loading = False
         for entry in entries:
             self._add(entry)
 
@@ -69,17 +71,25 @@ class Catalogue(Mapping[str, Entry], Generic[Entry]):
     def _load(self) -> None:
         if self._complete:
             return
-        # Set first: a package may look into the catalogue while it builds its own entries.
-        self._complete = True
-        for point in entry_points(group=GROUP):
+        with _LOADING:
+            # A package may look into the catalogue while it builds its own entries.
+            if self._loading or self._complete:
+                return
+            self._loading = True
             try:
-                for entry in _entries_of(point):
-                    if isinstance(entry, self._kind):
-                        self._add(entry)
-            except Exception as e:
-                # One broken package must not take every activation with it.
-                text = " ".join(f"{type(e).__name__}: {e}".split())
-                warnings.warn(f"activations of the entry point {point.name!r} are left out: {text}", stacklevel=3)
+                for point in entry_points(group=GROUP):
+                    self._load_point(point)
+            finally:
+                self._complete = True
+
+    def _load_point(self, point: EntryPoint) -> None:
+        try:
+            for entry in [e for e in _entries_of(point) if isinstance(e, self._kind)]:
+                self._add(entry)
+        except Exception as e:
+            # One broken package must not take every activation with it.
+            text = " ".join(f"{type(e).__name__}: {e}".split())
+            warnings.warn(f"the entry point {point.name!r} is left out from its fault on: {text}", stacklevel=3)
 
 
 # What torch.compiler.assume_constant_result does, without its import of torch._dynamo: tracing a look-up reads the

@@ -17,7 +17,8 @@ from tensorformer.gates.expr import Expr
 from tensorformer.gates.kernel import kernel
 from tensorformer.gates.printing import numeric, shared
 
-_REACH = 64.0  # beyond it every function of the catalogue is on its way to a limit
+_REACH = 64.0  # kinks are looked for as far as this
+_FAR = 1e12  # and extremes as far as this
 _DERIVATIVES = 5
 
 
@@ -81,12 +82,16 @@ def image(
     def value(x: Any) -> Any:
         return function.value(torch.as_tensor(x, dtype=torch.float64, device="cpu"), *parameters)
 
-    points = torch.linspace(-_REACH, _REACH, int(256 * _REACH) + 1, dtype=torch.float64, device="cpu")
+    right = torch.cat([torch.linspace(0, _REACH, int(128 * _REACH)), torch.logspace(math.log10(_REACH), 12, 8192)])
+    points = torch.cat([-right.flip(0), right[1:]]).double().clamp(-_FAR, _FAR)
     found = []
     for sign in (1.0, -1.0):
         values = sign * value(points)
-        at = float(points[values.argmin()])
-        best = minimize_scalar(lambda x, s=sign: s * float(value(x)), bounds=(at - 0.01, at + 0.01), method="bounded")
+        i = int(values.argmin())
+        between = float(points[max(0, i - 1)]), float(points[min(len(points) - 1, i + 1)])
+        best = minimize_scalar(
+            lambda x, s=sign: s * float(value(x)), bounds=between, method="bounded", options={"xatol": 1e-9}
+        )
         lowest = min(float(values.min()), float(best.fun), *(sign * e for e in ends))
         # The limit is the bound unless the search goes below it by more than its own error.
         nearest = min((sign * e for e in ends), key=lambda e: abs(e - lowest))

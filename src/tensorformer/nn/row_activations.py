@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tensorformer.config.row_activations import RowActivation, sparsity_cutoff
+from tensorformer.errors import GateError
 from tensorformer.gates import SCALARS
-from tensorformer.nn.norm import RMSNorm, unit_rms
+from tensorformer.nn.norm import RMSNorm
 
 EPS = 1e-6
 
@@ -32,8 +33,15 @@ class PolyNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*shape f"]) -> Float[Tensor, "*shape f"]:
         """Return the activation of every row."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        terms = zip(self.weight, (wide**3, wide**2, wide), strict=True)
-        return (sum(w * unit_rms(term, EPS) for w, term in terms) + self.bias).to(x.dtype)
+        # By the row's largest number, where that is over 1: x⁶ overflows from a few million on, and its root does not.
+        size = wide.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)
+        z = wide / size
+        total = self.bias.expand_as(z)
+        for weight, power in zip(self.weight, (3, 2, 1), strict=True):
+            term = z**power
+            rms = (term.square().mean(-1, keepdim=True) + EPS * size.pow(-2 * power)).sqrt()
+            total = total + weight * (term / rms)
+        return total.to(x.dtype)
 
 
 class PolyNormGLU(nn.Module):
@@ -57,6 +65,8 @@ class SparseGEGLU(nn.Module):
 
     def __init__(self, sparsity: float) -> None:
         super().__init__()
+        if not 0 < sparsity < 1:
+            raise GateError(f"sparsity = {sparsity}: write a share between 0 and 1")
         self.cutoff = sparsity_cutoff(sparsity)
 
     def forward(self, g: Float[Tensor, "*shape f"], u: Float[Tensor, "*shape f"]) -> Float[Tensor, "*shape f"]:

@@ -9,7 +9,7 @@ import torch
 
 from tensorformer.errors import ConfigError, suggest
 from tensorformer.gates import Gate, Scalar, activation
-from tensorformer.ops.layout import LAYOUTS
+from tensorformer.ops.operands import LAYOUTS
 from tensorformer.study import numerics_edges as edges
 from tensorformer.study.numerics_changes import numbers
 from tensorformer.study.numerics_definition import define
@@ -53,8 +53,11 @@ def numerics(
     name = function if isinstance(function, str) else _name(function)
     called = load(function, declared, layout) if isinstance(function, str) else function
     target = Target(called, name, 2 if isinstance(declared, Gate) else 1, layout)
+    args = points(target.n_inputs)
+    ran = [d for d in dtypes if target.accepts(d, args)]
+    if ran:
+        target.check_repeats(tuple(a.to(ran[0]) for a in args))
     definition, nearest, holds = define(target, declared)
-    ran = [d for d in dtypes if target.accepts(d, points(target.n_inputs))]
     approximated: Approximation | None = None
     tails: tuple[Edge, ...] = ()
     limits: tuple[Edge, ...] = ()

@@ -12,7 +12,7 @@ from torch import Tensor
 from tensorformer.errors import GateError
 from tensorformer.gates import Gate, Scalar, expr
 from tensorformer.gates.examples import EXAMPLES
-from tensorformer.gates.gate import Rule
+from tensorformer.gates.parameters import Rule
 
 Values = dict[str, float]
 
@@ -59,6 +59,7 @@ def _structural(formula: Any) -> Iterator[tuple[str, Any]]:
         k: sorted((n for n in formula.atoms(expr.Primitive) if type(n).__name__ == k), key=str)
         for k in ("cap", "clip", "tanh")
     }
+    yield "its sign is turned", -formula
     for node in (*kinds["cap"], *kinds["clip"]):
         yield f"the clamp {node} is missing", formula.subs(node, node.args[0])
     for node in kinds["clip"]:

@@ -13,6 +13,7 @@ from tensorformer.study.numerics_report import Approximation, Fusion, Rounding, 
 from tensorformer.study.numerics_search import Hypothesis
 from tensorformer.study.numerics_stepwise import stepwise
 from tensorformer.study.numerics_target import Target
+from tensorformer.study.precision import ulp as ulp_of
 
 LOW = (torch.bfloat16, torch.float16)
 CUT = "once, at the end, by cutting digits off"
@@ -31,8 +32,8 @@ def approximation(target: Target, holds: Hypothesis, inside: torch.dtype) -> App
         got = target(args)
         careful = _stepwise(holds, args, inside).double()
     normal = truth.abs() >= torch.finfo(torch.float32).smallest_normal
-    error = ((got - truth).abs() / _ulp(truth, torch.float32)).nan_to_num(nan=torch.inf).where(normal, 0.0)
-    expected = ((careful - truth).abs() / _ulp(truth, torch.float32)).nan_to_num(nan=torch.inf).where(normal, 0.0)
+    error = ((got - truth).abs() / ulp_of(truth, torch.float32)).nan_to_num(nan=torch.inf).where(normal, 0.0)
+    expected = ((careful - truth).abs() / ulp_of(truth, torch.float32)).nan_to_num(nan=torch.inf).where(normal, 0.0)
     # By rows: where the argument of an exponential is large, any evaluation loses as much.
     beyond = (error.amax(1) - 2 * expected.amax(1) - 1).nan_to_num(nan=0.0).clamp(min=0).max().item()
     worst = int(error.argmax())
@@ -58,7 +59,7 @@ def given_float32(target: Target, holds: Hypothesis) -> tuple[torch.dtype, Round
     if inside is None:
         scatter = ((got - truth) / truth)[large].square().mean().sqrt().item()
         inside = next((dtype for dtype, least in _SCATTER if scatter > least), torch.float32)
-    ulp = ((got - truth).abs() / _ulp(truth, torch.float32))[known].median().item()
+    ulp = ((got - truth).abs() / ulp_of(truth, torch.float32))[known].median().item()
     text = f"arithmetic in {word(inside)}; typically {count(ulp)} ULP of float32 off"
     return inside, Rounding("float32", word(inside), ulp, text)
 
@@ -128,7 +129,7 @@ def _place(
     shares = {n: (torch.eq(got, v) | (got.isnan() & v.isnan())).double().mean().item() for n, _, v in tried}
     best, within, _ = max(tried, key=lambda t: shares[t[0]])
     normal = whole.abs().float().to(dtype).isfinite() & (whole.abs() >= torch.finfo(dtype).smallest_normal)
-    error = ((got - whole).abs() / _ulp(whole, dtype)).nan_to_num(nan=torch.inf).where(normal, 0.0)
+    error = ((got - whole).abs() / ulp_of(whole, dtype)).nan_to_num(nan=torch.inf).where(normal, 0.0)
     return best, within, shares, error.max().item()
 
 
@@ -189,10 +190,3 @@ def _stepwise(holds: Hypothesis, args: tuple[Tensor, ...], inside: torch.dtype) 
 
 def _truth(holds: Hypothesis, args: tuple[Tensor, ...]) -> Tensor:
     return holds(tuple(a.double() for a in args))
-
-
-def _ulp(truth: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance between neighbours of ``dtype`` at ``truth``."""
-    info = torch.finfo(dtype)
-    exponent = torch.frexp(truth.abs().clamp(info.smallest_normal, info.max)).exponent
-    return torch.ldexp(torch.full_like(truth, info.eps), exponent - 1)

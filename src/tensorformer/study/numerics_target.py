@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError, TensorformerError, suggest
 from tensorformer.gates import Gate, Scalar
-from tensorformer.ops.layout import LAYOUTS, split
+from tensorformer.ops.operands import LAYOUTS, split
 from tensorformer.study.numerics_report import word
 
 IMPLS = ("reference", "fast", "native", "triton")
@@ -152,6 +152,13 @@ class Target:
         except TensorformerError:
             return False
         return True
+
+    def check_repeats(self, args: tuple[Tensor, ...]) -> None:
+        """Refuse a function whose answer to one input differs from call to call: its noise would pass for a dtype."""
+        with torch.no_grad():
+            first, second = self(args), self(args)
+        if not torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0)):
+            raise ConfigError(f"{self.name}: gives another result for the same input when it is called again")
 
     def _hint(self) -> str:
         if self.n_inputs == 1:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tensorformer.config.check import Activation, is_gated
 from tensorformer.gates import Gate, Scalar
-from tensorformer.gates.gate import described
+from tensorformer.gates.parameters import described
 from tensorformer.study.ranges_formats import FormatEffects
 from tensorformer.study.ranges_limits import SaturationCount, bound
 from tensorformer.study.ranges_result import Dead, Layer, Product

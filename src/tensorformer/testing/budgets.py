@@ -17,7 +17,7 @@ def value_budget(x: float, exact: Any, slope: Any, dtype: torch.dtype) -> Any:
     In units of the rounding of the dtype computed in (float32 for the small ones): sixteen operations, the rounded
     argument at one and a half times its effect, |x·f′/f|, and four times the exponent of an exponential, |log |f||.
     bfloat16 and float16 add half a unit of their own and a hundredth, for one rounding. The smallest normal number
-    is always allowed.
+    is always allowed, and a thousand of those of the dtype computed in, where a factor has underflowed before.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     unit = mpmath.mpf(torch.finfo(wide).eps) / 2
@@ -28,7 +28,7 @@ def value_budget(x: float, exact: Any, slope: Any, dtype: torch.dtype) -> Any:
         relative = unit * (16 + 1.5 * abs(x * slope / exact) + 4 * abs(mpmath.log(size)))
     if dtype != wide:
         relative += mpmath.mpf(torch.finfo(dtype).eps) / 2 * 1.01
-    return relative * size + torch.finfo(dtype).smallest_normal
+    return relative * size + torch.finfo(dtype).smallest_normal + 1024 * torch.finfo(wide).smallest_normal
 
 
 def slope_budget(exact: Any, dtype: torch.dtype) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tensorformer.gates import GATES, SCALARS, Gate
 from tensorformer.ops.act_and_mul import act_and_mul, fast, reference
 from tensorformer.ops.act_and_mul.check import Backward, Forward, violations
-from tensorformer.ops.act_and_mul.layout import LAYOUTS, split
+from tensorformer.ops.operands import LAYOUTS, halves
 from tests.gates.gate_laws import GATE_NAMES, NUMBERS, SCALAR_NAMES, gate
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -167,7 +167,7 @@ def test_gradcheck_with_tensor_parameters(name: str, layout: str | None) -> None
     operands = [g, u]
     if layout:
         x = torch.empty(2, 6, dtype=torch.float64)
-        for half, value in zip(split(x, layout), (g, u), strict=True):
+        for half, value in zip(halves(x, layout), (g, u), strict=True):
             half.copy_(value)
         operands = [x]
     # A number, one a channel, one a row: in turn.
@@ -213,7 +213,7 @@ def test_parameters_get_their_gradient_in_float32(dtype: torch.dtype, shape: tup
     h = act_and_mul(x, situ, layout="interleaved", impl="fast")
     found = torch.autograd.grad(h, [beta, limit], dh)
     exact = [p.detach().double().requires_grad_() for p in (beta, limit)]
-    wide = GATES["situ"].bind(beta=exact[0], linear_beta=exact[1])(*split(x.double(), "interleaved"))
+    wide = GATES["situ"].bind(beta=exact[0], linear_beta=exact[1])(*halves(x.double(), "interleaved"))
     truth = torch.autograd.grad(wide, exact, dh.double())
     for a, b, p in zip(found, truth, (beta, limit), strict=True):
         assert (a.dtype, a.shape) == (p.dtype, p.shape)
@@ -223,7 +223,7 @@ def test_parameters_get_their_gradient_in_float32(dtype: torch.dtype, shape: tup
 @given(
     rows=st.sampled_from([0, 1, 3, 7]),
     width=st.sampled_from([0, 1, 3, 63, 257]),
-    layout=st.sampled_from(LAYOUTS),
+    layout=st.sampled_from(list(LAYOUTS)),
     name=st.sampled_from(GATE_NAMES),
     spread=st.sampled_from([0.1, 3.0, 20.0]),
 )

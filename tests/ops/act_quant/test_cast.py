@@ -250,3 +250,9 @@ def test_a_broken_cast_is_caught(broken: Callable[[Tensor, str, int | None], Qua
 @pytest.mark.parametrize("format", ["fp8_e4m3", "fp8_e5m2", "mxfp8", "nvfp4"])
 def test_a_scale_off_by_a_power_of_two_is_caught(format: str) -> None:
     assert cast_violations(_doubled, format, None) != []
+
+
+def test_the_largest_number_comes_back_finite() -> None:
+    h = torch.tensor([torch.finfo(torch.float32).max, 1.0])
+    for format in FORMATS:
+        assert dequantise(*quantise(h, format), format, width=2).isfinite().all()

@@ -11,7 +11,7 @@ import torch
 from tensorformer.errors import ConfigError, GateError, ShapeError
 from tensorformer.gates import GATES, SCALARS
 from tensorformer.ops.act_quant import FORMATS, act_quant, dequantise, quantise, resolve
-from tensorformer.ops.layout import split
+from tensorformer.ops.operands import split
 
 X = torch.randn(4, 12)
 GIVEN: dict[str, Any] = {"x": X, "gate": "swiglu", "format": "int8", "layout": "gate_up"}
@@ -31,9 +31,9 @@ GIVEN: dict[str, Any] = {"x": X, "gate": "swiglu", "format": "int8", "layout": "
         ({"x": (X, X.double()), "layout": None}, ShapeError, "torch.float64"),
         ({"x": (X.int(), X.int()), "layout": None}, ShapeError, "g is torch.int32"),
         ({"gate": "swiglo"}, GateError, "did you mean 'swiglu'"),
-        ({"gate": "silu"}, GateError, "function of one variable, not a gate: write 'swiglu'"),
-        ({"gate": SCALARS["relu"]}, GateError, "write 'reglu'"),
-        ({"gate": "softcap"}, GateError, "write a gate, a product of two functions"),
+        ({"gate": "silu"}, GateError, "write a gate with it, 'swiglu', or SCALARS"),
+        ({"gate": SCALARS["relu"]}, GateError, "write a gate with it, 'reglu' or 'drelu', or"),
+        ({"gate": "softcap"}, GateError, "write a gate, or SCALARS"),
         ({"gate": "situ"}, GateError, "beta"),
         ({"gate": GATES["situ"]}, GateError, "beta"),
         ({"format": "int4"}, ConfigError, "did you mean 'int8'"),
@@ -48,7 +48,7 @@ GIVEN: dict[str, Any] = {"x": X, "gate": "swiglu", "format": "int8", "layout": "
         ({"format": "nvfp4", "tensor_scale": 0.0}, ConfigError, "finite number > 0"),
         ({"format": "nvfp4", "tensor_scale": torch.ones(4)}, ConfigError, "write one float"),
         ({"impl": "fats"}, ConfigError, "did you mean 'fast'"),
-        ({"impl": "triton"}, ConfigError, "no impl 'triton' of act_quant"),
+        ({"impl": "triton"}, ConfigError, 'impl "triton" of act_quant needs'),
     ],
 )
 @pytest.mark.parametrize("function", [act_quant, resolve])

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 import torch
 from torch import Tensor
 
-from tensorformer.errors import ConfigError, GateError, ShapeError, suggest
-from tensorformer.gates import GATES, SCALARS, Gate, Scalar
-from tensorformer.gates.gate import fits
-from tensorformer.gates.kernel import _transforming
+from tensorformer.errors import ConfigError, suggest
+from tensorformer.gates import Gate
+from tensorformer.gates.kernel import recording, transforming
 from tensorformer.ops.act_and_mul import reference
 from tensorformer.ops.act_and_mul.compiled import act_and_mul_in_graph
-from tensorformer.ops.act_and_mul.function import ActAndMul, halves, load, required
-from tensorformer.ops.act_and_mul.layout import LAYOUTS
-from tensorformer.ops.act_and_mul.program import tensor_parameters
+from tensorformer.ops.act_and_mul.function import ActAndMul, gate_and_up, load, required
+from tensorformer.ops.autocast import autocast_dtype
+from tensorformer.ops.operands import Activation, Operand, bound, check_parameters, split, tensor_parameters
 
-Operands = Tensor | tuple[Tensor, Tensor]
-Activation = Gate | Scalar | str  # a scalar is refused, but it is what `activation` may return
+_PLAIN = (Tensor, torch.nn.Parameter)
 IMPLS = ("auto", "reference", "fast", "native", "triton")
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def act_and_mul(x: Operands, gate: Activation, *, layout: str | None = None, impl: str = "auto") -> Tensor:
+def act_and_mul(x: Operand, gate: Activation, *, layout: str | None = None, impl: str = "auto") -> Tensor:
     """Apply a gate to the two halves of a tensor, or to a pair: h = φ(g)·ψ(u).
 
     bfloat16 and float16 are computed in float32, and h and every gradient rounded once (``reference`` rounds each
@@ -54,48 +51,66 @@ def act_and_mul(x: Operands, gate: Activation, *, layout: str | None = None, imp
 
     Source: Shazeer 2020 (arXiv 2002.05202); each gate names its own.
     """
-    bound = _bound(gate)
-    operands = _operands(x, layout)
-    tensors = _tensors(bound, operands, layout)
-    _check_impl(impl)
-    if torch.compiler.is_compiling():
-        if impl in ("native", "triton"):
-            return act_and_mul_in_graph(operands, bound, layout, impl)
-        return bound(*halves(operands, layout))
-    if _transforming():
-        if impl in ("native", "triton"):
-            raise ConfigError(f'impl "{impl}" has no rules for torch.func: write impl="auto" or "reference"')
-        return bound(*halves(operands, layout))
-    name = _resolve(bound, operands[0], impl)
+    ready, operands = _checked(x, gate, layout, impl)
+    if torch.compiler.is_compiling() or transforming():
+        if impl not in ("native", "triton"):
+            return ready(*gate_and_up(operands, layout))
+        if torch.compiler.is_compiling():
+            return act_and_mul_in_graph(operands, ready, layout, impl)
+        raise ConfigError(f'impl "{impl}" is not for torch.func or forward-mode differentiation: write impl="auto"')
+    name = _resolve(ready, operands, impl)
     if name == "reference":
-        return reference.forward(bound, *halves(operands, layout))
-    kernels = required(name, bound, operands[0]) if impl == name else load(name)
+        return reference.forward(ready, *gate_and_up(operands, layout))
+    kernels = required(name, ready, operands[0]) if impl == name else load(name)
+    tensors = tensor_parameters(ready).values()
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*operands, *tensors)):
-        return ActAndMul.apply(kernels, bound, layout, *operands, *tensors)  # pyright: ignore[reportReturnType]
-    return kernels.forward(bound, *halves(operands, layout))
+        return ActAndMul.apply(kernels, ready, layout, *operands, *tensors)  # pyright: ignore[reportReturnType]
+    return kernels.forward(ready, *gate_and_up(operands, layout))
 
 
-def resolve(x: Operands, gate: Activation, *, layout: str | None = None, impl: str = "auto") -> str:
+def resolve(x: Operand, gate: Activation, *, layout: str | None = None, impl: str = "auto") -> str:
     """Return the implementation that ``act_and_mul`` would run on these arguments in eager mode, without running it.
 
     Raises:
         GateError, ShapeError, ConfigError: as ``act_and_mul`` does.
     """
-    bound = _bound(gate)
-    operands = _operands(x, layout)
-    _tensors(bound, operands, layout)
-    _check_impl(impl)
-    name = _resolve(bound, operands[0], impl)
+    ready, operands = _checked(x, gate, layout, impl)
+    name = _resolve(ready, operands, impl)
     if name != "reference":
-        required(name, bound, operands[0])
+        required(name, ready, operands[0])
     return name
 
 
-def _resolve(gate: Gate, x: Tensor, impl: str) -> str:
+def _checked(x: Operand, gate: Activation, layout: str | None, impl: str) -> tuple[Gate, tuple[Tensor, ...]]:
+    """Return the gate ready to use, and the one operand or the two, or refuse them."""
+    ready = bound(gate)
+    operands = (x,) if isinstance(x, Tensor) else _promoted(x)
+    g, _ = split(x if isinstance(x, Tensor) else operands, layout)  # pyright: ignore[reportArgumentType]
+    check_parameters(ready, g.shape, g.device)
+    if impl not in IMPLS:
+        raise ConfigError(f"no impl {impl!r} of act_and_mul{suggest(str(impl), IMPLS)}")
+    return ready, operands
+
+
+def _promoted(pair: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the members of a pair in one dtype where autocast is on; otherwise they have to have one."""
+    if not all(isinstance(x, Tensor) for x in pair) or len({x.dtype for x in pair}) == 1:
+        return pair  # `split` refuses what is no tensor
+    if autocast_dtype(pair[0].device) is None:
+        return pair
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in pair))
+    return tuple(x.to(dtype) for x in pair)
+
+
+def _resolve(gate: Gate, operands: tuple[Tensor, ...], impl: str) -> str:
+    x = operands[0]
+    # A subclass, or what records operators, would not see what other kernels do.
+    seen = recording() or any(type(t) not in _PLAIN for t in (*operands, *tensor_parameters(gate).values()))
+    if impl in ("native", "triton") and seen:
+        raise ConfigError(f'impl "{impl}" is invisible to tensor subclasses, modes and tracers: write impl="auto"')
     if impl != "auto":
         return impl
-    # A subclass, or a mode that records operators, would not see what other kernels do.
-    if type(x) not in (Tensor, torch.nn.Parameter) or _recording():
+    if seen:
         return "fast"
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
         from tensorformer.ops.act_and_mul import native
@@ -106,75 +121,3 @@ def _resolve(gate: Gate, x: Tensor, impl: str) -> str:
 
         return "fast" if triton.why_not(gate, x.dtype, x.device) else "triton"
     return "fast"
-
-
-# Private in torch; should it go, "auto" is "fast", which is always right.
-_recording: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-
-
-def _bound(gate: Activation) -> Gate:
-    if isinstance(gate, str):
-        gate = SCALARS[gate] if gate in SCALARS and gate not in GATES else GATES[gate]
-    if isinstance(gate, Scalar):
-        gates = [n for n, other in GATES.items() if other.gate.name == gate.name]
-        hint = f"; gates with it: {', '.join(gates)}" if gates else ""
-        raise GateError(f"{gate.name!r} is a scalar activation, of one tensor: write SCALARS[{gate.name!r}](x){hint}")
-    if (gate.gate.needs or gate.value.needs) and len(gate.parameters) < len(gate.needs):
-        return gate.bind()  # raises, and says what to write
-    return gate
-
-
-def _operands(x: Operands, layout: str | None) -> tuple[Tensor, ...]:
-    """Check shapes and dtypes, never values: that would wait for the device and break a compiled graph."""
-    if not isinstance(x, Tensor):
-        return _pair(x, layout)
-    if layout not in LAYOUTS:
-        choices = ", ".join(f'"{name}"' for name in LAYOUTS)
-        if layout is None:
-            raise ConfigError(f"one tensor holds both projections: write layout=, one of {choices}, as its weights are")
-        raise ConfigError(f"no layout {layout!r}{suggest(layout, LAYOUTS)}")
-    _check_float("x", x)
-    if x.dim() == 0 or x.shape[-1] % 2:
-        raise ShapeError(f"x has shape {tuple(x.shape)}: its last axis holds both projections, 2·d_ff, an even number")
-    return (x,)
-
-
-def _pair(x: tuple[Tensor, Tensor], layout: str | None) -> tuple[Tensor, Tensor]:
-    if layout is not None:
-        raise ConfigError(f"layout {layout!r} with a pair (g, u), which needs none: leave it out")
-    g, u = x
-    _check_float("g", g)
-    _check_float("u", u)
-    if g.shape != u.shape or g.device != u.device:
-        raise ShapeError(
-            f"g has shape {tuple(g.shape)} on {g.device} and u {tuple(u.shape)} on {u.device}: write two of one shape"
-            " and device"
-        )
-    if g.dtype != u.dtype:
-        if not torch.is_autocast_enabled(g.device.type):
-            raise ShapeError(f"g is {g.dtype} and u {u.dtype}: write g.to(u.dtype), or the other way round")
-        dtype = torch.promote_types(g.dtype, u.dtype)
-        return g.to(dtype), u.to(dtype)
-    return g, u
-
-
-def _check_float(name: str, x: Tensor) -> None:
-    if x.dtype not in FLOATS:
-        raise ShapeError(f"{name} is {x.dtype}: write .float(), or another of float64, float32, bfloat16, float16")
-
-
-def _check_impl(impl: str) -> None:
-    if impl not in IMPLS:
-        raise ConfigError(f"no impl {impl!r} of act_and_mul{suggest(impl, IMPLS)}")
-
-
-def _tensors(gate: Gate, operands: tuple[Tensor, ...], layout: str | None) -> list[Tensor]:
-    """Return the parameters that are tensors, having checked that they broadcast to g."""
-    found = tensor_parameters(gate)
-    if not found:
-        return []
-    g, _ = halves(operands, layout)
-    for name, value in found.items():
-        if not fits(value.shape, g.shape):
-            raise ShapeError(f"{gate.name}: {name} of shape {tuple(value.shape)} does not fit {tuple(g.shape)}")
-    return list(found.values())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError
 from tensorformer.gates import GATES, Gate
-from tensorformer.ops.act_and_mul.function import gradients, halves, required
+from tensorformer.ops.act_and_mul.function import gate_and_up, gradients, required
 
 
 def act_and_mul_in_graph(operands: Sequence[Tensor], gate: Gate, layout: str | None, impl: str) -> Tensor:
@@ -64,7 +64,7 @@ def act_and_mul_op(
     operands: Sequence[Tensor], layout: str | None, impl: str, gate: str, names: Sequence[str], values: Sequence[float]
 ) -> Tensor:
     """Return φ(g)·ψ(u) of one tensor and a layout, or of a pair."""
-    g, u = halves(tuple(operands), layout)
+    g, u = gate_and_up(tuple(operands), layout)
     bound = _gate(gate, tuple(names), tuple(values))
     return required(impl, bound, g).forward(bound, g, u)
 
@@ -73,7 +73,7 @@ def act_and_mul_op(
 def _(
     operands: Sequence[Tensor], layout: str | None, impl: str, gate: str, names: Sequence[str], values: Sequence[float]
 ) -> Tensor:
-    g, _ = halves(tuple(operands), layout)
+    g, _ = gate_and_up(tuple(operands), layout)
     return torch.empty(g.shape, dtype=g.dtype, device=g.device)
 
 
@@ -92,7 +92,7 @@ def act_and_mul_backward_op(
     values: Sequence[float],
 ) -> list[Tensor]:
     """Return the gradient of each operand."""
-    g, _ = halves(tuple(operands), layout)
+    g, _ = gate_and_up(tuple(operands), layout)
     bound = _gate(gate, tuple(names), tuple(values))
     found = gradients(required(impl, bound, g), bound, layout, tuple(operands), dh, (True,) * len(operands))
     return [grad for grad in found if grad is not None]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tensorformer.gates import Gate
-from tensorformer.ops.act_and_mul.program import is_exact, program, tensor_parameters
+from tensorformer.ops.act_and_mul.program import is_exact, program
+from tensorformer.ops.operands import tensor_parameters
 
 TILE = 1 << 17  # elements; a fifth of a millisecond of work, and half a megabyte a temporary
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError
 from tensorformer.gates import Gate
+from tensorformer.gates.kernel import is_batch
 from tensorformer.ops.act_and_mul import fast, reference
-from tensorformer.ops.act_and_mul.layout import split
-from tensorformer.ops.act_and_mul.program import tensor_parameters
+from tensorformer.ops.operands import halves, tensor_parameters
 
 
 @runtime_checkable
@@ -31,26 +31,30 @@ class ActAndMul(torch.autograd.Function):
     def forward(ctx: Any, kernels: Kernels, gate: Gate, layout: str | None, *tensors: Tensor) -> Tensor:  # pyright: ignore
         ctx.kernels, ctx.gate, ctx.layout = kernels, gate, layout
         ctx.save_for_backward(*tensors)
-        return kernels.forward(gate, *halves(tensors, layout))
+        return kernels.forward(gate, *gate_and_up(tensors, layout))
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return (None, None, None, *_again(ctx.gate, ctx.layout, tensors, dh, needed))
+        if is_batch(dh):  # through the formula, which torch maps
+            with torch.enable_grad():
+                leaves = tuple(x.detach().requires_grad_(n) for x, n in zip(tensors, needed, strict=True))
+                return (None, None, None, *_again(ctx.gate, ctx.layout, leaves, dh, needed, again=False))
         count = 1 if ctx.layout else 2
         gate = with_tensors(ctx.gate, tensors[count:])
         grads = gradients(ctx.kernels, gate, ctx.layout, tensors[:count], dh, needed)
         if any(needed[count:]):
-            grads += _of_parameters(gate, *halves(tensors, ctx.layout), dh, needed[count:])
+            grads += _of_parameters(gate, *gate_and_up(tensors, ctx.layout), dh, needed[count:])
         else:
             grads += [None] * len(needed[count:])
         return (None, None, None, *grads)
 
 
-def halves(tensors: tuple[Tensor, ...], layout: str | None) -> tuple[Tensor, Tensor]:
+def gate_and_up(tensors: tuple[Tensor, ...], layout: str | None) -> tuple[Tensor, Tensor]:
     """Return g and u of a tensor with a layout or of a pair, whatever comes after."""
-    return split(tensors[0], layout) if layout else (tensors[0], tensors[1])
+    return halves(tensors[0], layout) if layout else (tensors[0], tensors[1])
 
 
 def gradients(
@@ -66,13 +70,13 @@ def gradients(
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if n else None
         for x, n in zip(operands, needed, strict=False)
     ]
-    g, u = halves(operands, layout)
+    g, u = gate_and_up(operands, layout)
     if layout is None:
         dg, du = found
     elif found[0] is None:
         dg, du = None, None
     else:
-        dg, du = split(found[0], layout)
+        dg, du = halves(found[0], layout)
     if dg is not None or du is not None:
         kernels.backward(gate, g, u, dh, dg, du)
     return found
@@ -106,14 +110,19 @@ def _of_parameters(gate: Gate, g: Tensor, u: Tensor, dh: Tensor, needed: tuple[b
 
 
 def _again(
-    gate: Gate, layout: str | None, tensors: tuple[Tensor, ...], dh: Tensor, needed: tuple[bool, ...]
+    gate: Gate,
+    layout: str | None,
+    tensors: tuple[Tensor, ...],
+    dh: Tensor,
+    needed: tuple[bool, ...],
+    again: bool = True,
 ) -> list[Tensor | None]:
-    """Return the gradients as functions of operands and parameters, through the formula."""
+    """Return the gradients through the formula: as functions of operands and parameters, where ``again``."""
     # Views tell apart operands that are one tensor: each gets its own share.
     tensors = tuple(x.view_as(x) for x in tensors)
-    h = reference.forward(with_tensors(gate, tensors[1 if layout else 2 :]), *halves(tensors, layout))
+    h = reference.forward(with_tensors(gate, tensors[1 if layout else 2 :]), *gate_and_up(tensors, layout))
     wanted = [x for x, n in zip(tensors, needed, strict=True) if n]
-    found = iter(torch.autograd.grad(h, wanted, dh, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(h, wanted, dh, create_graph=again, allow_unused=True))
     return [next(found) if n else None for n in needed]
 
 

@@ -28,6 +28,7 @@ class _Kernels(NamedTuple):
 
 
 _BUILT: dict[tuple[Any, ...], _Kernels | None] = {}  # None: not in the cache when it was looked for
+_REMEMBERED = 256
 _forked = False
 
 
@@ -58,8 +59,8 @@ def is_ready(gate: Gate, dtype: torch.dtype) -> bool:
     if key not in _BUILT:
         if dtype not in _C_TYPES or _tensors(gate):
             return False
-        _BUILT[key] = _find(gate, dtype)
-    return _BUILT[key] is not None
+        _remember(key, _find(gate, dtype))
+    return _BUILT.get(key) is not None
 
 
 def prepare(gate: Gate, dtype: torch.dtype) -> None:
@@ -105,7 +106,7 @@ def backward(gate: Gate, g: Tensor, u: Tensor, dh: Tensor, dg: Tensor | None, du
 
 def _key(gate: Gate, dtype: torch.dtype) -> tuple[Any, ...]:
     φ, ψ = gate.gate, gate.value
-    return φ._formula, φ._given, ψ._formula, ψ._given, dtype
+    return φ._formula, φ._names, φ._given, ψ._formula, ψ._names, ψ._given, dtype
 
 
 def _tensors(gate: Gate) -> list[str]:
@@ -130,8 +131,16 @@ def _build(gate: Gate, dtype: torch.dtype) -> _Kernels:
         if _C_TYPES[dtype] not in (laws or ()):
             _hold_to_laws(kernels, gate, dtype)
             library.stamp(_C_TYPES[dtype])
-    _BUILT[_key(gate, dtype)] = kernels[dtype]
+    for key in [k for k, v in _BUILT.items() if v is None]:
+        del _BUILT[key]  # the library serves other numbers too
+    _remember(_key(gate, dtype), kernels[dtype])
     return kernels[dtype]
+
+
+def _remember(key: tuple[Any, ...], kernels: _Kernels | None) -> None:
+    if len(_BUILT) >= _REMEMBERED:
+        _BUILT.pop(next(iter(_BUILT)), None)  # of a number that changes at every step, all but the last are of no use
+    _BUILT[key] = kernels
 
 
 def _find(gate: Gate, dtype: torch.dtype) -> _Kernels | None:
@@ -182,7 +191,8 @@ def _hold_to_laws(kernels: dict[torch.dtype, _Kernels], gate: Gate, dtype: torch
 
 
 def _forward(kernels: _Kernels, g: Tensor, u: Tensor) -> Tensor:
-    h = torch.empty(g.shape, dtype=g.dtype)
+    h = torch.empty(g.shape, dtype=g.dtype, device=g.device)  # whatever the default device
+    g, u = g.resolve_neg(), u.resolve_neg()
     if h.numel():
         if g.is_contiguous() and u.is_contiguous():
             rows, columns = 1, g.numel()
@@ -198,7 +208,7 @@ def _forward(kernels: _Kernels, g: Tensor, u: Tensor) -> Tensor:
 def _backward(kernels: _Kernels, g: Tensor, u: Tensor, dh: Tensor, dg: Tensor | None, du: Tensor | None) -> None:
     if not g.numel():
         return
-    g, u, dh = _table(g), _table(u), _table(dh)
+    g, u, dh = (_table(t.resolve_neg()) for t in (g, u, dh))
     outs = [None if t is None else _writable(t) for t in (dg, du)]
     pointers = [x for t in (g, u, dh) for x in (t.data_ptr(), *t.stride())]
     pointers += [x for t in outs for x in ((None, 0, 0) if t is None else (t.data_ptr(), *t.stride()))]
@@ -219,7 +229,7 @@ def _writable(t: Tensor) -> Tensor:
     try:
         return t if t.dim() == 2 else t.view(-1, columns)
     except RuntimeError:
-        return torch.empty(t.numel() // columns, columns, dtype=t.dtype)
+        return torch.empty(t.numel() // columns, columns, dtype=t.dtype, device=t.device)
 
 
 def _threads() -> int:

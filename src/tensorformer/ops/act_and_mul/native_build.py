@@ -164,7 +164,10 @@ def library_folder() -> Path:
 
 def _command() -> tuple[str, ...]:
     """Return the compiler's command with its full path, and the words CXX gives it; empty where there is none."""
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError:
+        return ()  # a quote that nobody closed
     for program, *words in [chosen] if chosen else [[c] for c in _COMPILERS]:
         if found := shutil.which(program):
             return (found, *words)

@@ -10,10 +10,11 @@ from torch import Tensor
 from tensorformer.gates import Gate, Scalar
 
 if TYPE_CHECKING:
-    from tensorformer.gates.pair import Program
+    from tensorformer.gates.tile_source import Program
 
 _EXACT = ("x", "relu(x)")
 _PROGRAMS: dict[tuple[Any, ...], Program] = {}
+_REMEMBERED = 512
 
 
 def program(gate: Gate, dtype: torch.dtype, wanted: tuple[str, ...]) -> Program:
@@ -27,21 +28,19 @@ def program(gate: Gate, dtype: torch.dtype, wanted: tuple[str, ...]) -> Program:
     Raises:
         GateError: the formula uses a function that has no form there.
     """
-    key = (gate.gate._formula, gate.value._formula, _numbers(gate.gate), _numbers(gate.value), dtype, wanted)
+    φ, ψ = gate.gate, gate.value
+    key = (φ._formula, φ._names, _numbers(φ), ψ._formula, ψ._names, _numbers(ψ), dtype, wanted)
     found = _PROGRAMS.get(key)
     if found is None:
         # SymPy takes half a second to load: only here.
-        from tensorformer.gates.pair import write
+        from tensorformer.gates.tile_source import write
 
+        if len(_PROGRAMS) >= _REMEMBERED:
+            _PROGRAMS.pop(
+                next(iter(_PROGRAMS)), None
+            )  # of a number that changes at every step, only the last is of use
         found = _PROGRAMS[key] = write(gate, dtype, wanted)
     return found
-
-
-def tensor_parameters(gate: Gate) -> dict[str, Tensor]:
-    """Return the parameters that are tensors, by name."""
-    if not (gate.gate._given or gate.value._given):  # a small layer notices every dictionary
-        return {}
-    return {n: v for n, v in gate.parameters.items() if isinstance(v, Tensor)}
 
 
 def is_exact(gate: Gate) -> bool:

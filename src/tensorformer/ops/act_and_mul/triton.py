@@ -77,7 +77,7 @@ def _launch(gate: Gate, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tens
     if g.numel() == 0:
         return
     numbers, tensors = values(gate_text(gate, "h" not in outputs), gate.parameters)
-    read = [*inputs.values(), *(p.to(g.device).expand(g.shape) for p in tensors.values())]
+    read = [*(x.resolve_neg() for x in inputs.values()), *(p.to(g.device).expand(g.shape) for p in tensors.values())]
     view = _collapsed([*read, *outputs.values()])
     if not all(view.fits):
         # Three strides or more: a copy has one. What is written goes through a copy and back.

@@ -52,7 +52,7 @@ def _grouped(x: Tensor, group: int) -> Tensor:
 
 def _by_amax(x: Tensor, amax: Tensor, most: float) -> tuple[Tensor, Tensor]:
     """Scale = amax/most. ±∞ counts as the largest float32; a NaN makes the scale NaN."""
-    scale = (amax / most).clamp(LEAST, TOP / most)
+    scale = (amax / amax.new_full((), most)).clamp(LEAST, TOP / most)
     return scale, x / scale.unsqueeze(-1)
 
 
@@ -70,7 +70,7 @@ def _by_power_of_two(x: Tensor, amax: Tensor, most: float) -> tuple[Tensor, Tens
 def _by_two_levels(x: Tensor, amax: Tensor, most: float, tensor_scale: float | Tensor) -> tuple[Tensor, Tensor]:
     """Scale = amax/most/tensor_scale rounded to a normal e4m3: as much as 1/16 off, which the codes make up for."""
     whole = torch.as_tensor(tensor_scale, dtype=torch.float32, device=x.device)
-    scale = (amax / most / whole).clamp(LEAST_E4M3, MOST_E4M3).to(torch.float8_e4m3fn)
+    scale = (amax / amax.new_full((), most) / whole).clamp(LEAST_E4M3, MOST_E4M3).to(torch.float8_e4m3fn)
     return scale, x * (whole.reciprocal() / scale.float()).unsqueeze(-1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from tensorformer.errors import ConfigError, ShapeError
 from tensorformer.ops.act_quant.cast import cast, uncast
 from tensorformer.ops.act_quant.formats import FORMATS, Format, known
-from tensorformer.ops.layout import FLOATS
+from tensorformer.ops.operands import FLOATS
 
 
 class Quantised(NamedTuple):
@@ -114,7 +113,11 @@ def dequantise(
     if scale.shape != expected:
         raise ShapeError(f"scale has shape {tuple(scale.shape)}: groups of {size} in {width} make {expected}")
     with torch.no_grad():
-        return uncast(codes, scale, spec, size, width, tensor_scale_of(spec, tensor_scale)).to(dtype)
+        numbers = uncast(codes, scale, spec, size, width, tensor_scale_of(spec, tensor_scale))
+        if spec.name == "int8":  # 127·(max/127) may be rounded past the largest number
+            top = torch.finfo(torch.float32).max
+            numbers = numbers.clamp(-top, top)
+        return numbers.to(dtype)
 
 
 def nvfp4_tensor_scale(h: Tensor) -> Tensor:
@@ -146,6 +149,7 @@ def tensor_scale_of(spec: Format, given: float | Tensor | None) -> float | Tenso
         if given.numel() != 1 or given.dtype not in FLOATS:
             raise ConfigError(f"tensor_scale has shape {tuple(given.shape)} and {given.dtype}: write one float")
         return given.detach().float().reshape(())
-    if not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
-        raise ConfigError(f"tensor_scale={given!r}: write a finite number > 0, or None for 1")
+    known = isinstance(given, int | float) and not isinstance(given, bool)
+    if not (known and 2.0**-100 <= given <= 2.0**100):
+        raise ConfigError(f"tensor_scale={given!r}: write a finite number > 0, from 2^-100 to 2^100, or None for 1")
     return float(given)

@@ -8,15 +8,16 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from tensorformer.errors import ConfigError, GateError, ShapeError, suggest
-from tensorformer.gates import Gate, activation
+from tensorformer.errors import ConfigError, ShapeError, suggest
+from tensorformer.gates import Gate
+from tensorformer.ops.autocast import autocast_dtype
 from tensorformer.ops.gated_linear import reference
+from tensorformer.ops.operands import Activation, bound, check_float, check_parameters
 
 IMPLS = ("auto", "reference", "triton")
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Gate | str, *, impl: str = "auto") -> Tensor:
+def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Activation, *, impl: str = "auto") -> Tensor:
     """Return φ(x W_gᵀ)·ψ(x W_uᵀ): both projections of a gated feed-forward layer and its gate.
 
     `reference` is two `F.linear` and the gate: each product is rounded to the dtype, and each factor again. `triton`
@@ -40,20 +41,20 @@ def gated_linear(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Gate | str, *, i
 
     Source: Shazeer 2020 (arXiv 2002.05202).
     """
-    gate, x, w_gate, w_up = _checked(x, w_gate, w_up, gate)
-    if _choose(gate, x, w_gate, w_up, impl) == "reference":
-        return reference.forward(gate, x, w_gate, w_up)
-    return _triton().forward(gate, x, w_gate, w_up)
+    ready, x, w_gate, w_up = _checked(x, w_gate, w_up, gate)
+    if _choose(ready, x, w_gate, w_up, impl) == "reference":
+        return reference.forward(ready, x, w_gate, w_up)
+    return _triton().forward(ready, x, w_gate, w_up)
 
 
-def resolve(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Gate | str, *, impl: str = "auto") -> str:
+def resolve(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Activation, *, impl: str = "auto") -> str:
     """Return the implementation that `gated_linear` would run for these arguments, without running it.
 
     Raises:
         ShapeError, GateError, ConfigError: as `gated_linear` does.
     """
-    gate, x, w_gate, w_up = _checked(x, w_gate, w_up, gate)
-    return _choose(gate, x, w_gate, w_up, impl)
+    ready, x, w_gate, w_up = _checked(x, w_gate, w_up, gate)
+    return _choose(ready, x, w_gate, w_up, impl)
 
 
 def _triton() -> ModuleType:
@@ -82,7 +83,7 @@ def _why_not(gate: Gate, x: Tensor, w_gate: Tensor, w_up: Tensor) -> str | None:
     return _triton().why_not(gate, x.dtype, x.device)
 
 
-def _checked(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Gate | str) -> tuple[Gate, Tensor, Tensor, Tensor]:
+def _checked(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Activation) -> tuple[Gate, Tensor, Tensor, Tensor]:
     """Return the gate bound and the operands in their common dtype, or refuse them; values are never read."""
     if w_gate.ndim != 2 or w_gate.shape != w_up.shape:
         raise ShapeError(
@@ -91,31 +92,14 @@ def _checked(x: Tensor, w_gate: Tensor, w_up: Tensor, gate: Gate | str) -> tuple
     if x.ndim == 0 or x.shape[-1] != w_gate.shape[1]:
         raise ShapeError(f"x has shape {tuple(x.shape)} and w_gate {tuple(w_gate.shape)}: their last axes are one, d")
     for name, t in (("x", x), ("w_gate", w_gate), ("w_up", w_up)):
-        if t.dtype not in FLOATS:
-            raise ShapeError(f"{name} is {t.dtype}: write .float(), or another of float64, float32, bfloat16, float16")
+        check_float(name, t)
         if t.device != x.device:
             raise ShapeError(f"{name} is on {t.device} and x on {x.device}: move one of them")
-    kind = x.device.type
-    if x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    dtype = autocast_dtype(x.device)
+    if dtype is not None and torch.float64 not in (x.dtype, w_gate.dtype, w_up.dtype):
         x, w_gate, w_up = x.to(dtype), w_gate.to(dtype), w_up.to(dtype)
     if not x.dtype == w_gate.dtype == w_up.dtype:
         raise ShapeError(f"x is {x.dtype}, w_gate {w_gate.dtype} and w_up {w_up.dtype}: write .to() for one dtype")
-    return _bound(gate, (*x.shape[:-1], w_gate.shape[0])), x, w_gate, w_up
-
-
-def _bound(gate: Gate | str, shape: tuple[int, ...]) -> Gate:
-    found = activation(gate) if isinstance(gate, str) else gate
-    if not isinstance(found, Gate):
-        raise GateError(f"{found.name!r} is a function of one variable: write a gate, such as 'swiglu'")
-    if found.needs and not isinstance(gate, str):
-        found = found.bind()  # refuses what is missing
-    for name, p in found.parameters.items():
-        if isinstance(p, Tensor) and not _fits(tuple(p.shape), shape):
-            raise ShapeError(f"{found.name}: {name} of shape {tuple(p.shape)} does not fit {shape}")
-    return found
-
-
-def _fits(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    ends = zip(reversed(part), reversed(whole), strict=False)
-    return len(part) <= len(whole) and all(a in (1, b) for a, b in ends)
+    ready = bound(gate)
+    check_parameters(ready, (*x.shape[:-1], w_gate.shape[0]), x.device)
+    return ready, x, w_gate, w_up

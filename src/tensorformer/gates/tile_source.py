@@ -20,7 +20,7 @@ from tensorformer.errors import GateError
 from tensorformer.gates import expr as ex
 from tensorformer.gates.expr import Expr
 from tensorformer.gates.gate import Gate
-from tensorformer.gates.printing import _is_inverse, floored, guarded, numeric, shared
+from tensorformer.gates.printing import guarded, is_inverse, numeric, shared
 
 
 class Program(NamedTuple):
@@ -33,6 +33,31 @@ class Program(NamedTuple):
     run: Callable[..., None]
     scratch: int
     source: str
+
+
+class silu(ex.Primitive):
+    """z·σ(z), which torch has in one pass, and its backward in another."""
+
+    bounded = False
+    pattern = r"\mathrm{{SiLU}}\left({0}\right)"
+
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return z * ex.sigmoid.definition(z)
+
+    @staticmethod
+    def slopes(z: Expr) -> tuple[Expr, ...]:
+        return (silu_slope(z),)
+
+
+class silu_slope(ex.Primitive):
+    """The derivative of ``silu``."""
+
+    pattern = r"\mathrm{{SiLU}}'\left({0}\right)"
+
+    @staticmethod
+    def definition(z: Expr) -> Expr:
+        return sympy.diff(silu.definition(z), z)
 
 
 # What is multiplied to make each output; φ, ψ and their slopes.
@@ -80,7 +105,9 @@ def _limits(dtype: torch.dtype, lines: Iterable[str]) -> list[str]:
 def _factor(gate: Gate, name: str) -> Expr:
     """Return φ(g) or ψ(u), or its slope, with guards set and the numbers in their places."""
     scalar, variable = (gate.gate, ex.g) if name.startswith("phi") else (gate.value, ex.u)
-    expr = scalar.derivative_expr if name.endswith("'") else scalar.expr
+    expr = scalar.expr.replace(lambda e: e.is_Mul, _with_silu)
+    if name.endswith("'"):
+        expr = ex.derivative(expr, "x")
     numbers = {ex.symbol(n): sympy.Rational(v) for n, v in scalar.parameters.items() if isinstance(v, float)}
     expr = expr.subs(numbers).replace(lambda e: isinstance(e, ex.Primitive) and e.is_number, lambda e: e.doit())
     return guarded(numeric(expr)).subs(ex.x, variable)
@@ -120,7 +147,7 @@ class _Writer:
 
     def product(self, factors: Sequence[Expr], output: str) -> None:
         """Multiply from left to right into ``output``, each factor by itself: an infinite one keeps its distance."""
-        factors = [f for f in factors if f != 1]
+        factors = [a for f in factors if f != 1 for a in (f.args if f.is_Mul and f.has(silu_slope) else (f,))]
         if len(factors) == 1:
             self._line("{out}.copy_({0})", self(factors[0]), out=output)
             return
@@ -145,7 +172,7 @@ class _Writer:
                 values = [self._line(template, *values)]
             return values[0]
         if name not in _FORMS:
-            raise GateError(f"no tile form of {name!r} in {expr}: add it to gates/pair.py")
+            raise GateError(f"no tile form of {name!r} in {expr}: add it to gates/tile_source.py")
         return _FORMS[name](self, *values)
 
     def _symbol(self, symbol: Any) -> _Operand:
@@ -202,16 +229,10 @@ class _Writer:
 
     def _product(self, expr: Expr) -> _Operand:
         scale, factors = expr.as_coeff_mul()
-        argument = _silu_of(factors)
-        if argument is not None:
-            for node in sympy.preorder_traversal(argument):
-                self._reads[node] -= 1  # written once where the formula has it twice
-            value = self._line("aten.silu.out({0}, out={out})", self(floored(argument)))
-        else:
-            first, *rest = sorted(factors, key=lambda f: (self._is_small(f), isinstance(f, _FUSED), _is_inverse(f)))
-            value = self(first)
-            for factor in rest:
-                value = self._times(value, factor)
+        first, *rest = sorted(factors, key=lambda f: (self._is_small(f), isinstance(f, _FUSED), is_inverse(f)))
+        value = self(first)
+        for factor in rest:
+            value = self._times(value, factor)
         return self._scaled(value, scale)
 
     def _scaled(self, value: _Operand, scale: Any) -> _Operand:
@@ -224,6 +245,9 @@ class _Writer:
                 case ex.hump():
                     form = "aten.sigmoid_backward.grad_input({0}, {1}, grad_input={out})"
                     return self._line(form, value, self(factor.args[0]), out=out)
+                case silu_slope():
+                    z = self._line("torch.clamp({0}, -top, top, out={out})", self(factor.args[0]))
+                    return self._line("aten.silu_backward.grad_input({0}, {1}, grad_input={out})", value, z, out=out)
                 case ex.dome():
                     form = "aten.tanh_backward.grad_input({0}, {1}, grad_input={out})"
                     return self._line(form, value, self(factor.args[0]), out=out)
@@ -236,7 +260,7 @@ class _Writer:
                     low, high = self._beyond(factor.args[1], -np.inf), self._beyond(factor.args[2], np.inf)
                     form = f"aten.hardtanh_backward.grad_input({{0}}, {{1}}, {low}, {high}, grad_input={{out}})"
                     return self._line(form, value, self(factor.args[0]), out=out)
-        if _is_inverse(factor):
+        if is_inverse(factor):
             return self._line("torch.div({0}, {1}, out={out})", value, self(1 / factor), out=out)
         return self._line("torch.mul({0}, {1}, out={out})", *_tensor_first(value, self(factor)), out=out)
 
@@ -269,6 +293,11 @@ class _Writer:
 
     def _complement(self, value: _Operand) -> _Operand:
         return self._line("torch.add({0}, 1.0, out={out})", self._line("torch.neg({0}, out={out})", value))
+
+    def _silu_slope(self, z: _Operand) -> _Operand:
+        z = self._line("torch.clamp({0}, -top, top, out={out})", z)
+        ones = self._own(_Operand("1.0", "number"))
+        return self._line("aten.silu_backward.grad_input({0}, {1}, grad_input={out})", ones, z)
 
     def _clip(self, z: _Operand, low: _Operand, high: _Operand) -> _Operand:
         if low.kind == high.kind == "number":
@@ -315,15 +344,15 @@ class _Writer:
         return bool(expr.free_symbols <= self.parameters)
 
 
-def _silu_of(factors: Sequence[Expr]) -> Expr | None:
-    """Return z if the factors are z and σ(z), which torch has in one pass."""
-    for factor in factors:
-        if isinstance(factor, ex.sigmoid) and set(factors) == {factor, floored(factor.args[0])}:
-            return factor.args[0]
-    return None
+def _with_silu(product: Expr) -> Expr:
+    """Return a product with z·σ(z) in it written as one function of z."""
+    for factor in product.args:
+        if isinstance(factor, ex.sigmoid) and factor.args[0] in product.args:
+            return product / (factor * factor.args[0]) * silu(factor.args[0])
+    return product
 
 
-_FUSED = (ex.hump, ex.dome, ex.above, ex.within)
+_FUSED = (ex.hump, ex.dome, ex.above, ex.within, silu_slope)
 _OUT = "({0}, out={out})"
 # One operation after another.
 _CHAINS = {
@@ -341,6 +370,7 @@ _CHAINS = {
         f"torch.exp{_OUT}",
         "torch.mul({0}, 0.3989422804014327, out={out})",
     ),
+    "silu": ("torch.clamp_min({0}, -top, out={out})", f"aten.silu.out{_OUT}"),
     "square": ("torch.mul({0}, {0}, out={out})",),
     "relu": ("torch.clamp_min({0}, 0.0, out={out})",),
     "floored": ("torch.clamp_min({0}, -top, out={out})",),
@@ -350,6 +380,7 @@ _CHAINS = {
 _FORMS: dict[str, Callable[..., _Operand]] = {
     "hump": _Writer._hump,
     "dome": _Writer._dome,
+    "silu_slope": _Writer._silu_slope,
     "cap": _Writer._cap,
     "clip": _Writer._clip,
     "above": _Writer._above,
