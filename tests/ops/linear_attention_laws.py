@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensorformer.ops.linear_attention import chunked, fast, linear_attention
+from tensorformer.ops.linear_attention import chunked, fast, linear_attention, plan
 
 Op = Callable[..., Any]  # like `linear_attention`: (q, k, v, log_decay, state, chunk) → (y, state)
 DECAYS = ("none", "mild", "strong", "resets")
@@ -26,10 +26,15 @@ class Operands:
     v: Tensor
     log_decay: Tensor | None = None
     state: Tensor | None = None
+    channel_decay: tuple[Tensor, ...] = ()
+    beta: Tensor | None = None
+    update: str = "additive"
+    segments: Tensor | None = None
 
     def named(self) -> dict[str, Tensor]:
         named = {f"q{r}": x for r, x in enumerate(self.q)} | {f"k{r}": x for r, x in enumerate(self.k)}
-        optional = {"v": self.v, "log_decay": self.log_decay, "state": self.state}
+        named |= {f"log_decay{r}": x for r, x in enumerate(self.channel_decay)}
+        optional = {"v": self.v, "log_decay": self.log_decay, "state": self.state, "beta": self.beta}
         return named | {name: x for name, x in optional.items() if x is not None}
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> Operands:
@@ -40,21 +45,35 @@ class Operands:
             new["v"],
             new.get("log_decay"),
             new.get("state"),
+            tuple(new[f"log_decay{r}"] for r in range(len(self.channel_decay))),
+            new.get("beta"),
+            self.update,
+            self.segments,
         )
 
     def to(self, dtype: torch.dtype) -> Operands:
         """Cast as a layer would: decays and state are never below float32."""
         wide = torch.promote_types(dtype, torch.float32)
-        return self.map(lambda name, x: x.detach().to(wide if name in ("log_decay", "state") else dtype))
+        return self.map(lambda name, x: x.detach().to(dtype if name[0] in "qkv" else wide))
 
     def steps(self, start: int | None, stop: int | None, state: Tensor | None) -> Operands:
         part = self.map(lambda name, x: x if name == "state" else x[:, start:stop])
         part.state = state
+        part.segments = None if self.segments is None else self.segments[:, start:stop]
+        return part
+
+    def rows(self, chosen: Any) -> Operands:
+        """Return these rows of the batch."""
+        part = self.map(lambda _, x: x[chosen])
+        part.segments = None if self.segments is None else self.segments[chosen]
         return part
 
     def call(self, op: Op, **kwargs: Any) -> Any:
-        q, k = (x[0] if len(x) == 1 else x for x in (self.q, self.k))
-        return op(q, k, self.v, log_decay=self.log_decay, state=self.state, **kwargs)
+        q, k, decays = (x[0] if len(x) == 1 else x for x in (self.q, self.k, self.channel_decay))
+        decay = decays if self.channel_decay else self.log_decay
+        options = {"beta": self.beta, "update": self.update, "segments": self.segments}
+        given = {name: x for name, x in options.items() if x is not None and x != "additive"}
+        return op(q, k, self.v, log_decay=decay, state=self.state, **given, **kwargs)
 
 
 def operands(
@@ -66,8 +85,15 @@ def operands(
     heads: int = 3,
     value: int = 5,
     seed: int = 0,
+    channel: bool = False,
+    update: str = "additive",
+    groups: int = 1,
 ) -> Operands:
-    """Draw operands in float64: unlike branches, unlike sizes, and decays that differ everywhere."""
+    """Draw operands in float64: unlike branches, unlike sizes, and decays and betas that differ everywhere.
+
+    `heads` are those of q and k, `groups` how many heads of v share one. With `channel` every channel decays on
+    its own. The delta rule gets a beta.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -76,22 +102,31 @@ def operands(
     def unit(*shape: int) -> Tensor:
         return torch.nn.functional.normalize(normal(*shape), dim=-1)
 
-    log_decay = None
-    if decay != "none":
-        log_decay = -torch.rand(batch, time, heads, generator=g, dtype=torch.float64)
-        scattered = torch.rand(batch, time, heads, generator=g) < 0.1
+    def decays(*shape: int) -> Tensor:
+        log_decay = -torch.rand(*shape, generator=g, dtype=torch.float64)
+        scattered = torch.rand(*shape, generator=g) < 0.1
         if decay == "strong":
             log_decay = torch.where(scattered, 20 * log_decay - 20, log_decay)
         if decay == "resets":
             log_decay = torch.where(scattered, -torch.inf, log_decay)
+        return log_decay
+
+    many = heads * groups
+    log_decay = decays(batch, time, many) if decay != "none" and not channel else None
     width = torch.Size(key_dims).numel()
-    return Operands(
+    x = Operands(
         tuple(2 * unit(batch, time, heads, d) for d in key_dims),
         tuple(unit(batch, time, heads, d) for d in key_dims),
-        normal(batch, time, heads, value),
+        normal(batch, time, many, value),
         log_decay,
-        normal(batch, heads, width, value) if state else None,
+        normal(batch, many, width, value) if state else None,
+        update=update,
     )
+    if channel:
+        x.channel_decay = tuple(decays(batch, time, many, d) for d in key_dims)
+    if update == "delta":
+        x.beta = torch.rand(batch, time, many, generator=g, dtype=torch.float64)
+    return x
 
 
 def reference(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -103,14 +138,53 @@ def reference(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 
 def run(op: Op, x: Operands, **kwargs: Any) -> dict[str, Tensor]:
     """Return y, the final state and the gradient of every operand, for fixed uneven gradients of both."""
+    return run_with(op, x, None, None, **kwargs)
+
+
+def uneven(shape: Any, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def run_with(op: Op, x: Operands, dy: Tensor | None, ds: Tensor | None, **kwargs: Any) -> dict[str, Tensor]:
+    """Like `run`, for these gradients of y and of the final state."""
     leaves = x.map(lambda _, t: t.detach().clone().requires_grad_())
     y, s = leaves.call(op, **kwargs)
-    g = torch.Generator().manual_seed(1)
-    dy, ds = (torch.randn(o.shape, generator=g, dtype=torch.float64) for o in (y, s))
+    dy, ds = uneven(y.shape, 1) if dy is None else dy, uneven(s.shape, 2) if ds is None else ds
     named = leaves.named()
     found = torch.autograd.grad([y, s], list(named.values()), [dy.to(y.dtype), ds.to(s.dtype)])
     grads = {f"d_{name}": grad for name, grad in zip(named, found, strict=True)}
     return {"y": y.detach(), "final state": s.detach(), **grads}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One of the twelve: the feature degree, what a decay belongs to, and the update."""
+
+    degree: int
+    decay: str
+    update: str
+
+    def __str__(self) -> str:
+        return f"{self.degree}-{self.decay}-{self.update}"
+
+    def operands(self, time: int, **kwargs: Any) -> Operands:
+        kind = kwargs.pop("kind", "mild")
+        return operands(
+            time,
+            kwargs.pop("key_dims", (5,) if self.degree == 1 else (3, 4)),
+            "none" if self.decay == "none" else kind,
+            channel=self.decay == "channel",
+            update=self.update,
+            **kwargs,
+        )
+
+
+POINTS = [
+    Point(degree, decay, update)
+    for degree in (1, 2)
+    for decay in ("none", "head", "channel")
+    for update in ("additive", "delta")
+]
 
 
 def assert_near(found: dict[str, Tensor], truth: dict[str, Tensor], tolerance: float = 1e-12) -> None:
@@ -131,6 +205,7 @@ def small_tiles(tile: int = 4, chunk: int = 8) -> Iterator[None]:
             patch.setattr(module, "TILE", tile)
         patch.setattr(chunked, "CHUNK", chunk)
         patch.setattr(fast, "WORKING_SET", 4 * tile * tile * 8)
+        patch.setattr(plan, "BLOCK", chunk)
         yield
 
 
@@ -214,3 +289,62 @@ def keeps_the_error_budget(op: Op, x: Operands, dtype: torch.dtype, **kwargs: An
         scale = value.abs().max() * torch.finfo(dtype).eps
         error, allowed = ((t[name].double() - value).abs().max() for t in (found, plain))
         assert error <= 2 * (allowed + scale), f"{name}: {error / scale:.2f} eps, reference {allowed / scale:.2f}"
+
+
+def padded_rows_are_rows_alone(op: Op, x: Operands, **kwargs: Any) -> None:
+    """Padding at either end, whatever it holds, changes nothing: outputs, final states and every gradient."""
+    batch, time = x.v.shape[:2]
+    lengths = [max(1, time - 3 * row) for row in range(batch)]
+    for lead in (0, 2):
+        for only in (slice(None), slice(batch - 1, batch)):
+            chosen = x.rows(only)
+            chosen.segments = torch.full(chosen.v.shape[:2], -1)
+            for row, length in enumerate(lengths[only]):
+                chosen.segments[row, lead : lead + length] = 7
+            padding = chosen.segments < 0
+
+            def poison(name: str, t: Tensor, padding: Tensor = padding) -> Tensor:
+                return t if name == "state" else t.masked_fill(padding.view(*padding.shape, *(1,) * (t.ndim - 2)), 1e3)
+
+            found = run(op, chosen.map(poison), **kwargs)
+            assert not found["y"][padding].any(), "padding has an output"
+            for row, length in enumerate(lengths[only]):
+                steps = slice(lead, min(lead + length, time))
+                alone = chosen.rows(slice(row, row + 1)).steps(steps.start, steps.stop, None)
+                alone.state = None if chosen.state is None else chosen.state[row : row + 1]
+                alone.segments = None
+                dy = uneven(found["y"].shape, 1)[row : row + 1, steps]
+                ds = uneven(found["final state"].shape, 2)[row : row + 1]
+                want = run_with(reference, alone, dy, ds)
+                kept = {
+                    name: t[row : row + 1] if name in ("final state", "d_state") else t[row : row + 1, steps]
+                    for name, t in found.items()
+                }
+                assert_near(kept, want)
+
+
+def packed_documents_are_documents_alone(op: Op, x: Operands, lengths: list[int], **kwargs: Any) -> None:
+    """Documents end to end in one row, with padding between, are documents in rows of their own."""
+    assert x.segments is None
+    ids = torch.repeat_interleave(torch.arange(len(lengths)) % 2 * 5, torch.tensor(lengths))
+    x.segments = ids.expand(x.v.shape[:2]).clone()
+    gap = sum(lengths[:2])
+    x.segments[:, gap - 1 : gap] = -1
+    found_y, found_s = x.call(op, **kwargs)
+    start, want, state = 0, [], x.state
+    last = None
+    for length in lengths:
+        alone = x.steps(start, start + length, state)
+        y, last = alone.call(reference)
+        want.append(y)
+        start, state = start + length, None
+    assert last is not None
+    assert_near({"y": found_y, "final state": found_s}, {"y": torch.cat(want, 1), "final state": last})
+
+
+def batch_order_is_irrelevant(op: Op, x: Operands, **kwargs: Any) -> None:
+    order = torch.randperm(x.v.shape[0])
+    y, s = x.call(op, **kwargs)
+    assert_near(
+        dict(zip(("y", "s"), x.rows(order).call(op, **kwargs), strict=True)), {"y": y[order], "s": s[order]}, 1e-13
+    )

@@ -11,16 +11,19 @@ from torch.nn.functional import pad
 
 LOG2_E = math.log2(math.e)
 # 2 to this power is 0 in every dtype; clamping there keeps differences of cumulated −inf from being NaN.
+# The sums grow with every reset: sixteen of them in one chunk leave float64 some 1e-12, which nothing narrower sees.
 FORGOTTEN = -1100.0
 
 
 def features(x: tuple[Tensor, ...]) -> Float[Tensor, "n k t"]:
-    """Return φ(x) with time last: the branch itself, or the row-major product of two.
+    """Return φ(x) with time last: a view of the branch itself, or the row-major product of two.
 
     Time is the long axis; with it innermost the product runs at the speed of memory whatever the K_r are.
     """
-    first, *rest = (branch.mT.contiguous() for branch in x)
-    return (first.unsqueeze(2) * rest[0].unsqueeze(1)).flatten(1, 2) if rest else first
+    if len(x) == 1:
+        return x[0].mT
+    first, second = (branch.mT.contiguous() for branch in x)
+    return (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1, 2)
 
 
 def features_grad(d_phi: Float[Tensor, "n k t"], x: tuple[Tensor, ...]) -> tuple[Float[Tensor, "n t _"], ...]:
@@ -30,6 +33,19 @@ def features_grad(d_phi: Float[Tensor, "n k t"], x: tuple[Tensor, ...]) -> tuple
     first, second = (branch.mT.contiguous() for branch in x)
     d_phi = d_phi.unflatten(1, (first.shape[1], second.shape[1]))
     return (d_phi * second.unsqueeze(1)).sum(2).mT, (d_phi * first.unsqueeze(2)).sum(1).mT
+
+
+def over_time(x: Float[Tensor, "n i t"], y: Float[Tensor, "n t j"], run: int = 16) -> Float[Tensor, "n i j"]:
+    """Return x y, summed in short runs of the axis between them, the last run first.
+
+    A product adds one term after another, and where decays are at work the first are the largest: each of the
+    many small ones that follow costs a rounding of the whole. Chains of such sums miss the budget of float32.
+    """
+    cuts = range(0, x.shape[2], run)
+    total = torch.bmm(x[:, :, cuts[-1] :], y[:, cuts[-1] :])
+    for start in reversed(cuts[:-1]):
+        total.baddbmm_(x[:, :, start : start + run], y[:, start : start + run])
+    return total
 
 
 def _mask(gram: Float[Tensor, "n i j"], mask: Float[Tensor, "n i i"] | bool) -> None:
@@ -120,6 +136,11 @@ class Decay:
         exponent = (g - g.mT).masked_fill_(later, -torch.inf)
         # Rounding an exponent of −29 to float32 costs exp2 five units in the last place: too many for float32.
         return (exponent.float() if self.dtype == torch.bfloat16 else exponent).exp2_().to(self.dtype)
+
+
+def from_each_step(x: Float[Tensor, "n t d"]) -> Float[Tensor, "n t d"]:
+    """Return Σ_{i≥t} x_i: what a decay is given by every cumulated one that holds it."""
+    return torch.matmul(x.new_ones(x.shape[1], x.shape[1]).triu_(), x)
 
 
 def decays_between(product: Float[Tensor, "n t t"]) -> Float[Tensor, "n t"]:

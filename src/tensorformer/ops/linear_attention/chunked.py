@@ -1,4 +1,4 @@
-"""Linear attention in chunks, forward and backward, on heads laid flat: q, k (N, T, K_r), v (N, T, V).
+"""The additive update with one decay a head, or none, in chunks, on heads laid flat: q, k (N, T, K_r), v (N, T, V).
 
 A step meets the steps of its own chunk through Gram matrices, a tile of rows at a time, and everything before
 its chunk through the state. Nothing of size T·K or T·T ever exists. Backward recomputes, and walks the chunks

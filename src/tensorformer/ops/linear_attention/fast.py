@@ -10,11 +10,12 @@ from torch import Tensor
 
 from tensorformer.ops.linear_attention import chunked
 from tensorformer.ops.linear_attention.chunked import Operands
+from tensorformer.ops.linear_attention.derivative import differentiable_backward
 from tensorformer.ops.linear_attention.plan import TILE, WORKING_SET
 from tensorformer.ops.linear_attention.reference import recurrence
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """Rows of the batch and heads that are computed together, as slices of (B, T, H, ·) and (B, H, ·) tensors."""
 
     rows: slice
@@ -33,6 +34,7 @@ class _Group(NamedTuple):
         view.copy_(part.view(view.shape))
 
     def write_state(self, whole: Tensor, part: Tensor) -> None:
+        """Write (N, K, V) into its place in (B, H, K, V)."""
         view = whole[self.rows, self.heads]
         view.copy_(part.view(view.shape))
 
@@ -55,7 +57,7 @@ class _Group(NamedTuple):
         )
 
 
-def _groups(v: Tensor, chunk: int) -> list[_Group]:
+def groups(v: Tensor, chunk: int) -> list[Group]:
     """Cut (B, T, H, V) into groups: everything on an accelerator, a cacheful of Gram tiles on a CPU."""
     batch, time, heads, _ = v.shape
     size = batch * heads
@@ -65,8 +67,8 @@ def _groups(v: Tensor, chunk: int) -> list[_Group]:
         size = torch.get_num_threads() * max(1, WORKING_SET // tile)
     if size >= heads:
         rows = size // max(1, heads)
-        return [_Group(slice(b, b + rows), slice(None)) for b in range(0, batch, max(1, rows))]
-    return [_Group(slice(b, b + 1), slice(h, h + size)) for b in range(batch) for h in range(0, heads, size)]
+        return [Group(slice(b, b + rows), slice(None)) for b in range(0, batch, max(1, rows))]
+    return [Group(slice(b, b + 1), slice(h, h + size)) for b in range(batch) for h in range(0, heads, size)]
 
 
 def forward(
@@ -89,7 +91,7 @@ def forward(
         width = math.prod([x.shape[-1] for x in k])
         s = torch.empty(batch, heads, width, value, dtype=wide, device=v.device)
     with torch.autocast(v.device.type, enabled=False):
-        for group in _groups(v, chunk):
+        for group in groups(v, chunk):
             y_part, s_part = chunked.forward(group.operands(q, k, v, log_decay, state), chunk, final)
             group.write(y, y_part)
             if s is not None and s_part is not None:
@@ -113,7 +115,7 @@ def backward(
     wanted = (v, log_decay if decay_needed else None, state if state_needed else None, *q, *k)
     grads = tuple(None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted)
     with torch.autocast(v.device.type, enabled=False):
-        for group in _groups(v, chunk):
+        for group in groups(v, chunk):
             x = group.operands(q, k, v, log_decay, state)
             d_y = torch.zeros_like(x.v) if dy is None else group.flat(dy, x.v.dtype)
             d_s = None if d_state is None else group.state(d_state, x.wide)
@@ -178,38 +180,13 @@ class LinearAttentionFunction(torch.autograd.Function):
         if dy is None and d_state is None:
             return (None,) * (len(needed) + 2)
         half = len(qk) // 2
-        q, k = tuple(qk[:half]), tuple(qk[half:])
         if torch.is_grad_enabled():
-            grads = _differentiable_backward(q, k, v, log_decay, state, dy, d_state, needed)
+
+            def call(v: Tensor, log_decay: Tensor | None, state: Tensor | None, *qk: Tensor) -> tuple[Tensor, Tensor]:
+                return recurrence(qk[:half], qk[half:], v, () if log_decay is None else (log_decay,), state)
+
+            grads = differentiable_backward(call, (v, log_decay, state, *qk), needed, (dy, d_state))
         else:
+            q, k = tuple(qk[:half]), tuple(qk[half:])
             grads = backward(q, k, v, log_decay, state, dy, d_state, ctx.chunk, needed[2], needed[1])
         return (None, None, *grads)
-
-
-def _differentiable_backward(
-    q: tuple[Tensor, ...],
-    k: tuple[Tensor, ...],
-    v: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor | None,
-    dy: Tensor | None,
-    d_state: Tensor | None,
-    needed: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the operands as functions of them, through the recurrence.
-
-    Second derivatives are for study and tests at small sizes: they cost what the reference costs.
-    """
-    # Views tell apart operands that are one tensor (q and k tied, say): each gets its own share.
-    v, *qk = (x.view_as(x) for x in (v, *q, *k))
-    log_decay, state = (None if x is None else x.view_as(x) for x in (log_decay, state))
-    operands = (v, log_decay, state, *qk)
-    wanted = [x for x, need in zip(operands, needed, strict=True) if need and x is not None]
-    with torch.autocast(v.device.type, enabled=False):
-        outputs = recurrence(tuple(qk[: len(q)]), tuple(qk[len(q) :]), v, log_decay, state)
-        pairs = [(o, d) for o, d in zip(outputs, (dy, d_state), strict=True) if d is not None]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [d for _, d in pairs], create_graph=True, allow_unused=True
-        )
-    remaining = iter(found)
-    return tuple(next(remaining) if need else None for need in needed)

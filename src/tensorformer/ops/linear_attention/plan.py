@@ -7,7 +7,11 @@ from typing import Literal, NamedTuple
 
 TILE = 64  # rows whose Gram matrices are built at once
 CHUNK = 128  # steps whose features are built at once, and a chunk where the chunked form pays
+BLOCK = 64  # steps a chunk under the delta rule or a decay a channel, whose cost inside a chunk grows fastest
 WORKING_SET = 1 << 20  # bytes of Gram tiles a CPU thread makes at once, to find them in its cache again
+
+Decayed = Literal["none", "head", "channel"]
+Update = Literal["additive", "delta"]
 
 
 class Plan(NamedTuple):
@@ -28,6 +32,21 @@ def auto_chunk(time: int, key_dims: tuple[int, ...], value_dim: int, initial: bo
     spared = 4 - 2 * initial - 2 * final
     crossing = spared * math.prod(key_dims) * value_dim / (sum(key_dims) + value_dim)
     return max(1, time) if time <= max(CHUNK, crossing) else CHUNK
+
+
+def general_chunk(time: int, key_dims: tuple[int, ...], delta: bool) -> int:
+    """Return the steps a chunk under the delta rule or a decay a channel: `BLOCK`, or all of a shorter `time`.
+
+    The delta rule solves for what the steps of a chunk write, and loses digits where they are many more than the
+    features and little decays: at most twice as many then, as a power of two. So few features make cheap states.
+    """
+    longest = 1 << (2 * math.prod(key_dims)).bit_length() - 1 if delta else BLOCK
+    return max(1, min(time, BLOCK, longest))
+
+
+def span(chunk: int) -> int:
+    """Return the steps between two states that are kept for backward: whole chunks, `BLOCK` steps at the least."""
+    return chunk * max(1, BLOCK // chunk)
 
 
 def form(time: int, chunk: int) -> Literal["recurrent", "chunked", "quadratic"]:
