@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import hypothesis.strategies as st
 import pytest
@@ -17,7 +18,7 @@ from tensorformer.nn.model import TensorTransformer
 from tensorformer.nn.norm import unit_rms
 from tensorformer.nn.rope import Rope, rotate
 
-PRESETS: list[LinearPreset] = ["bilinear", "bilinear_norm", "bilinear_decay", "linear", "retention"]
+PRESETS: list[LinearPreset] = list(get_args(LinearPreset))
 MIXERS: dict[str, SoftmaxAttention | LinearAttention] = {
     "softmax": SoftmaxAttention(n_heads=2),
     "grouped": SoftmaxAttention(n_heads=4, n_kv_heads=2, head_dim=6, qk_norm=True),
@@ -118,7 +119,8 @@ def test_bilinear_attention_is_attention_with_kronecker_features(h: int, k: int,
     layer = LinearAttentionLayer(LinearAttention(preset="bilinear", n_heads=h, head_dim=k, value_dim=v), 8, 1e-6)
     layer = layer.double()
     x = torch.randn(2, t, 8, dtype=torch.float64)
-    tables = layer.rope.tables(0, t)
+    assert layer.rope is not None
+    tables = layer.rope.tables(torch.arange(t))
 
     def features(projections: torch.nn.ModuleList) -> Tensor:
         a, b = (rotate(unit_rms(p(x).view(2, t, h, k), 1e-6), tables) / k**0.5 for p in projections)
@@ -173,7 +175,7 @@ def test_rotary_scores_depend_on_distance_alone(a: int, b: int) -> None:
     q, k = torch.randn(2, 1, 1, 1, 6, dtype=torch.float64)
 
     def score(i: int, j: int) -> float:
-        return (rotate(q, rope.tables(i, 1)) * rotate(k, rope.tables(j, 1))).sum().item()
+        return (rotate(q, rope.tables(torch.tensor([i]))) * rotate(k, rope.tables(torch.tensor([j])))).sum().item()
 
     assert score(a, b) == pytest.approx(score(a + 17, b + 17), abs=1e-9)
 

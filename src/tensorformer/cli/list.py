@@ -82,8 +82,11 @@ def _degree(degree: int | None) -> str:
 
 
 def _attention() -> list[tuple[str, ...]]:
-    from tensorformer.config.shapes import PRESETS
+    from tensorformer.config.presets import PRESETS
 
-    return [("preset", "degree", "decay", "output norm", "source")] + [
-        (name, str(p.degree), p.decay, "RMSNorm" if p.output_norm else "–", p.source) for name, p in PRESETS.items()
-    ]
+    rows = [("preset", "degree", "decay", "update", "norm, gate", "state a head", "per token and head", "source")]
+    for name, p in PRESETS.items():
+        after = ", ".join(part for part in (p.output_norm, p.output_gate) if part != "none") or "–"
+        rows.append((name, str(p.degree), p.decay, p.update, after, p.state, p.cost, p.source))
+    softmax = ("softmax", "–", "none", "–", "–", "2·T·K", "4·T·K", "Vaswani et al. 2017, arXiv 1706.03762")
+    return [*rows, softmax]

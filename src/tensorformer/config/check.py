@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from tensorformer.config.presets import PRESETS
 from tensorformer.config.row_activations import ROW_ACTIVATIONS, RowActivation
 from tensorformer.config.schema import (
     Data,
     FeedForward,
+    Induction,
     Learned,
     LinearAttention,
     Model,
+    Needle,
+    Recall,
     Recipe,
     Run,
+    SelectiveCopying,
     SoftmaxAttention,
     Train,
 )
@@ -79,6 +84,7 @@ def check_run(run: Run) -> None:
     _check_model(run.model)
     check_train(run.train)
     check_shares(run.data)
+    _check_probe(run)
 
 
 def _check_model(model: Model) -> None:
@@ -96,18 +102,88 @@ def _check_model(model: Model) -> None:
 
 
 def _check_mixer(mixer: SoftmaxAttention | LinearAttention, d_model: int, where: str) -> None:
-    heads = mixer.n_heads
-    value_dim = mixer.value_dim if isinstance(mixer, LinearAttention) else mixer.head_dim
-    if (mixer.head_dim is None or value_dim is None) and d_model % heads:
-        fitting = [h for h in range(1, d_model + 1) if d_model % h == 0 and h <= 2 * heads]
+    if isinstance(mixer, LinearAttention):
+        value_dim, rotary = mixer.value_dim, PRESETS[mixer.preset].rotary
+        shared, key = mixer.n_key_heads, "n_key_heads"
+        _check_linear(mixer, where)
+    else:
+        value_dim, rotary = mixer.head_dim, mixer.position == "rope"
+        shared, key = mixer.n_kv_heads, "n_kv_heads"
+    n_heads = mixer.n_heads
+    if (mixer.head_dim is None or value_dim is None) and d_model % n_heads:
+        fitting = [h for h in range(1, d_model + 1) if d_model % h == 0 and h <= 2 * n_heads]
         raise ConfigError(
-            f"{where}.n_heads: {heads} does not divide d_model = {d_model}; write one of {fitting}, or give head_dim"
+            f"{where}.n_heads: {n_heads} does not divide d_model = {d_model}; write one of {fitting}, or give head_dim"
         )
-    head_dim = mixer.head_dim or d_model // heads
-    if head_dim % 2:
+    head_dim = mixer.head_dim or d_model // n_heads
+    if rotary and head_dim % 2:
         raise ConfigError(f"{where}.head_dim: {head_dim} is odd; rotary positions turn pairs of features")
-    if isinstance(mixer, SoftmaxAttention) and mixer.n_kv_heads and heads % mixer.n_kv_heads:
-        raise ConfigError(f"{where}.n_kv_heads: {mixer.n_kv_heads} does not divide n_heads = {heads}")
+    if not rotary and mixer.rope_theta is not None:
+        raise ConfigError(f"{where}.rope_theta: there are no rotary positions here to have one; leave it out")
+    if shared and n_heads % shared:
+        raise ConfigError(f"{where}.{key}: {shared} does not divide n_heads = {n_heads}")
+
+
+def _check_linear(mixer: LinearAttention, where: str) -> None:
+    preset = PRESETS[mixer.preset]
+    if mixer.output_norm and preset.output_norm in ("row", "gated_rms"):
+        own = "divides by its row sum" if preset.output_norm == "row" else "norms all heads after its gate"
+        raise ConfigError(f"{where}.output_norm: {mixer.preset} {own}; leave it out")
+    if mixer.output_gate == "none" and preset.output_norm == "gated_rms":
+        raise ConfigError(f"{where}.output_gate: {mixer.preset} norms what its gate leaves; leave it out")
+    if preset.written != "beta":
+        for key, given in (("max_beta", mixer.max_beta is not None), ("allow_neg_eigval", mixer.allow_neg_eigval)):
+            if given:
+                delta = ", ".join(name for name, p in PRESETS.items() if p.written == "beta")
+                raise ConfigError(f"{where}.{key}: {mixer.preset} has no beta; leave it out, or take one of {delta}")
+    largest = 2 if mixer.allow_neg_eigval else 1
+    if mixer.max_beta is not None and mixer.max_beta > largest:
+        further = "" if mixer.allow_neg_eigval else ", or allow_neg_eigval = true for up to 2"
+        raise ConfigError(
+            f"{where}.max_beta: {mixer.max_beta:g} would let the memory diverge; write at most {largest}{further}"
+        )
+
+
+def _check_probe(run: Run) -> None:
+    probe, context, where = run.data.probe, run.train.context, "$.data.probe"
+    if probe is None:
+        return
+    plain = Data(probe=probe)
+    for key in ("source", "text_field", "tokenizer", "validation", "tuning"):
+        if getattr(run.data, key) != getattr(plain, key):
+            raise ConfigError(f"$.data.{key}: a probe is generated and reads no text; leave one of the two out")
+    match probe:
+        case Recall(pairs=pairs, keys=keys):
+            if pairs > keys:
+                raise ConfigError(f"{where}.keys: {keys} can't be different in {pairs} pairs; write {pairs} or more")
+            if 3 * pairs > context:
+                raise ConfigError(_too_long(f"{where}.pairs: {pairs} pairs and as many queries", 3 * pairs, context))
+        case Induction(shortest=shortest, longest=longest, symbols=symbols):
+            if shortest > longest:
+                raise ConfigError(f"{where}.shortest: {shortest} is above longest = {longest}; write {longest} or less")
+            if longest > symbols:
+                raise ConfigError(
+                    f"{where}.symbols: {symbols} can't be different in a passage of {longest}; write {longest} or more"
+                )
+            if longest >= context:
+                told = f"{where}.longest: a passage of {longest} and one token of its return"
+                raise ConfigError(_too_long(told, longest + 1, context))
+        case SelectiveCopying(copied=copied):
+            if 2 * copied > context:
+                raise ConfigError(_too_long(f"{where}.copied: {copied} symbols and as many marks", 2 * copied, context))
+        case Needle(depths=(low, high)):
+            if low > high:
+                raise ConfigError(f"{where}.depths: {low:g} is above {high:g}; write [{high:g}, {low:g}]")
+            if context < 3:
+                raise ConfigError(_too_long(f"{where}: a key, its value and the key again", 3, context))
+    if run.model.vocab_size < probe.vocab_size:
+        raise ConfigError(
+            f"$.model.vocab_size: {run.model.vocab_size:,} is less than the probe's; write {probe.vocab_size}"
+        )
+
+
+def _too_long(what: str, needed: int, context: int) -> str:
+    return f"{what} take {needed:,} tokens of a context of {context:,}; write less, or raise train.context"
 
 
 def check_shares(data: Data) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tensorformer.config.check import feed_forward_activation, is_gated, learned_parameters
+from tensorformer.config.presets import GLA_RANK, Preset, resolved
 from tensorformer.config.row_activations import RowActivation
 from tensorformer.config.schema import FeedForward, LinearAttention, Model, SoftmaxAttention
-from tensorformer.config.shapes import PRESETS, Heads, blocks, heads
+from tensorformer.config.shapes import Heads, blocks, heads
 from tensorformer.ops.linear_attention import flops as linear_attention_flops
 from tensorformer.ops.linear_attention.plan import auto_chunk
 
@@ -16,7 +17,7 @@ def parameters(model: Model) -> int:
     total = model.vocab_size * model.d_model * (1 if model.tie_embeddings else 2) + norm
     for mixer, ffn in blocks(model):
         total += 2 * norm
-        total += mixer_matrices(model.mixers[mixer], model.d_model) + _mixer_vectors(model.mixers[mixer])
+        total += mixer_matrices(model.mixers[mixer], model.d_model) + _mixer_vectors(model.mixers[mixer], model.d_model)
         total += feed_forward_matrices(model.ffns[ffn], model.d_model) + _feed_forward_vectors(model.ffns[ffn])
     return total
 
@@ -47,7 +48,8 @@ def causal_flops(model: Model, context: int) -> int:
         if isinstance(part, SoftmaxAttention):
             total -= 4 * h.n_heads * h.head_dim * pairs // context
         elif _is_quadratic(part, h, context):
-            needed = 2 * (PRESETS[part.preset].degree * h.head_dim + h.value_dim) * h.n_heads * (pairs + context)
+            p = resolved(part)
+            needed = 2 * (p.degree * h.head_dim + _value_dim(p, h)) * h.n_heads * (pairs + context)
             total += (needed - _score_flops(part, model.d_model, context)) // context
     return total
 
@@ -63,23 +65,64 @@ def feed_forward_matrices(ffn: FeedForward, d_model: int) -> int:
 
 
 def mixer_matrices(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> int:
-    """Return the number of weights in the projections of an attention layer."""
+    """Return the number of weights in the matrices of an attention layer."""
     h = heads(mixer, d_model)
     if isinstance(mixer, SoftmaxAttention):
         return d_model * h.head_dim * (2 * h.n_heads + 2 * h.n_kv_heads)
-    preset = PRESETS[mixer.preset]
-    gate = h.n_heads if preset.decay == "learned" else 0
-    return d_model * (2 * preset.degree * h.n_heads * h.head_dim + 2 * h.n_heads * h.value_dim + gate)
+    p, keys, values = resolved(mixer), h.n_heads * h.head_dim, h.n_heads * h.value_dim
+    decay = {
+        "none": 0,
+        "fixed": 0,
+        "sigmoid": d_model * h.n_heads,
+        "step": d_model * h.n_heads,
+        "channel_sigmoid": (d_model + keys) * GLA_RANK,
+        "channel_step": (d_model + keys) * h.head_dim,
+    }[p.decay]
+    beta = d_model * h.n_heads if p.written == "beta" else 0
+    gate = d_model * values if p.gate_rank == "full" else (d_model + values) * h.value_dim
+    gate = 0 if p.output_gate == "none" else gate
+    return d_model * (2 * p.branches * h.n_kv_heads * h.head_dim + 2 * values) + decay + beta + gate
+
+
+def state_numbers(mixer: LinearAttention, d_model: int) -> int:
+    """Return the numbers that a layer of linear attention carries from token to token, whatever came before."""
+    h, p = heads(mixer, d_model), resolved(mixer)
+    return h.n_heads * h.head_dim**p.degree * _value_dim(p, h) + max(0, p.taps - 1) * _channels(p, h)
 
 
 def _is_quadratic(mixer: LinearAttention, h: Heads, context: int) -> bool:
-    key_dims = (h.head_dim,) * PRESETS[mixer.preset].degree
-    return auto_chunk(context, key_dims, h.value_dim, initial=False, final=False) >= context
+    p = resolved(mixer)
+    if p.update == "delta" or p.decayed == "channel":
+        return False
+    return auto_chunk(context, (h.head_dim,) * p.degree, _value_dim(p, h), initial=False, final=False) >= context
 
 
-def _mixer_vectors(mixer: SoftmaxAttention | LinearAttention) -> int:
-    learned = isinstance(mixer, LinearAttention) and PRESETS[mixer.preset].decay == "learned"
-    return mixer.n_heads if learned else 0  # the decay gate's bias
+def _mixer_vectors(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> int:
+    """Return the number of trained weights of an attention layer that stand in no matrix."""
+    if isinstance(mixer, SoftmaxAttention):
+        return 0
+    h, p = heads(mixer, d_model), resolved(mixer)
+    channels, values = h.n_heads * h.head_dim, h.n_heads * h.value_dim
+    decay = {
+        "none": 0,
+        "fixed": 0,
+        "sigmoid": h.n_heads,
+        "step": 2 * h.n_heads,
+        "channel_sigmoid": channels,
+        "channel_step": h.n_heads + channels,
+    }[p.decay]
+    convolution = (p.taps + p.taps_bias) * _channels(p, h)
+    gain = {"rms": h.value_dim, "gated_rms": values}.get(p.output_norm, 0) if p.gain else 0
+    return decay + convolution + gain + (h.n_heads if p.skip else 0)
+
+
+def _channels(p: Preset, h: Heads) -> int:
+    """Return the channels of the short convolution, if there is one."""
+    return 2 * p.branches * h.n_kv_heads * h.head_dim + h.n_heads * h.value_dim if p.taps else 0
+
+
+def _value_dim(p: Preset, h: Heads) -> int:
+    return h.value_dim + (p.output_norm == "row")  # the weights' own sum is one more value
 
 
 def _feed_forward_vectors(ffn: FeedForward) -> int:
@@ -92,5 +135,14 @@ def _score_flops(mixer: SoftmaxAttention | LinearAttention, d_model: int, contex
     h = heads(mixer, d_model)
     if isinstance(mixer, SoftmaxAttention):
         return 4 * h.n_heads * context * context * h.head_dim
-    preset = PRESETS[mixer.preset]
-    return linear_attention_flops(1, context, h.n_heads, (h.head_dim,) * preset.degree, h.value_dim, final_state=False)
+    p = resolved(mixer)
+    return linear_attention_flops(
+        1,
+        context,
+        h.n_heads,
+        (h.head_dim,) * p.degree,
+        _value_dim(p, h),
+        decay=p.decayed,
+        update=p.update,
+        final_state=False,
+    )

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import tomli_w
@@ -169,7 +169,24 @@ def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
         unknown = re.search(r"unknown field `([^`]+)`", message)
         if unknown:
             message += suggest(unknown[1], {f for s in _sections(Section) for f in s.__struct_fields__})
+        value = re.search(r"Invalid enum value '([^']*)' - at `.*?(\w+)`$", message)
+        if value:
+            message += suggest(value[1], _words(value[2]))
         raise ConfigError(message) from None
+
+
+def _words(field: str) -> list[str]:
+    """Return the words that fields of this name may be set to."""
+
+    def literals(hint: Any) -> Iterator[str]:
+        if get_origin(hint) is Literal:
+            yield from get_args(hint)
+        else:
+            for part in get_args(hint):
+                yield from literals(part)
+
+    sections = (s for s in _sections(Section) if field in s.__struct_fields__)
+    return list(dict.fromkeys(word for s in sections for word in literals(get_type_hints(s)[field])))
 
 
 def _sections(base: type[Section]) -> Iterator[type[Section]]:

@@ -16,6 +16,9 @@ Count = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
+Several = Annotated[int, Meta(ge=2, le=1_000_000)]  # different tokens to tell apart
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Power = Annotated[float, Meta(gt=0, le=10)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)]  # it becomes a folder
 
 
@@ -43,30 +46,103 @@ class TokenizerFile(Section, frozen=True, tag_field="kind", tag="file"):
     end_of_document: str
 
 
+class Recall(Section, frozen=True, tag_field="kind", tag="recall"):
+    """Key-value pairs, and later each key alone: which value went with it? (Multi-query associative recall.)"""
+
+    pairs: Positive
+    keys: Several = 64  # that pairs are made of, all different in an example
+    values: Several = 64
+    power: Power = 0.01  # of the distances from the pairs to their queries; 1: evenly, less: mostly near
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens it uses."""
+        return 1 + self.keys + self.values
+
+
+class Induction(Section, frozen=True, tag_field="kind", tag="induction"):
+    """A passage of different symbols, repeated to the end: what followed this symbol before?"""
+
+    shortest: Several  # symbols of the passage, which are drawn for each example
+    longest: Several
+    symbols: Several = 64  # there are
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens it uses."""
+        return 1 + self.symbols
+
+
+class SelectiveCopying(Section, frozen=True, tag_field="kind", tag="selective_copying"):
+    """Symbols strewn among blanks: which were they, in order?"""
+
+    copied: Positive  # symbols to remember
+    symbols: Several = 16  # there are
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens it uses."""
+        return 2 + self.symbols
+
+
+class Needle(Section, frozen=True, tag_field="kind", tag="needle"):
+    """One key-value pair in a haystack, and at its end the key: which value went with it?"""
+
+    depths: tuple[Fraction, Fraction] = (0.0, 1.0)  # where the pair may be: 0 at the beginning, 1 just before the end
+    keys: Positive = 16
+    symbols: Several = 64  # of the hay, and of the value
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens it uses."""
+        return 1 + self.keys + self.symbols
+
+
+Probe = Recall | Induction | SelectiveCopying | Needle
+
+
 class Data(Section, frozen=True):
-    """Where the text comes from and how it is split: by document, never by window."""
+    """Where the text comes from and how it is split, by document, never by window; or a generated task instead."""
 
     source: str | tuple[str, ...] = "stdlib"  # "stdlib", or files, folders and globs of text and .jsonl
     text_field: str = "text"  # the field of a .jsonl line that holds the text
     tokenizer: Bytes | BPE | TokenizerFile = Bytes()
     validation: Share = 0.05  # share of the documents that is kept for the final loss
     tuning: Share = 0.05  # share that only the choice of a learning rate may see
+    probe: Probe | None = None  # a task to train and judge on in the place of text
 
 
 # What is built.
 
 
 class SoftmaxAttention(Section, frozen=True, tag_field="kind", tag="softmax_attention"):
-    """Scaled dot-product attention with rotary positions and grouped heads."""
+    """Scaled dot-product attention with grouped heads, and rotary positions or none."""
 
     n_heads: Positive
     n_kv_heads: Positive | None = None  # None: as many as n_heads
     head_dim: Positive | None = None  # None: d_model / n_heads
-    rope_theta: PositiveFloat = 10_000.0
+    position: Literal["rope", "none"] = "rope"  # none: NoPE, where other layers tell positions apart
+    rope_theta: PositiveFloat | None = None  # None: 10,000
     qk_norm: bool = False  # RMSNorm without gain on every head's q and k
+    window: Positive | None = None  # a token sees itself and the window − 1 before it; None: all
 
 
-LinearPreset = Literal["bilinear", "bilinear_norm", "bilinear_decay", "linear", "retention"]
+LinearPreset = Literal[
+    "bilinear",
+    "bilinear_norm",
+    "bilinear_decay",
+    "bilinear_delta",
+    "power",
+    "linear",
+    "retention",
+    "gla",
+    "ssd",
+    "gdn",
+    "kda",
+]
+# On each head's output: nothing, division by the number of keys, RMSNorm; power's row sum and ssd's are their own.
+OutputNorm = Literal["none", "position", "rms", "row", "gated_rms"]
+OutputGate = Literal["none", "sigmoid", "swish"]  # of x, after the norm
 
 
 class LinearAttention(Section, frozen=True, tag_field="kind", tag="linear_attention"):
@@ -74,9 +150,14 @@ class LinearAttention(Section, frozen=True, tag_field="kind", tag="linear_attent
 
     preset: LinearPreset
     n_heads: Positive
+    n_key_heads: Positive | None = None  # heads of queries and keys, which neighbouring heads share; None: the preset's
     head_dim: Positive | None = None  # key features of each branch; None: d_model / n_heads
     value_dim: Positive | None = None  # None: d_model / n_heads
-    rope_theta: PositiveFloat = 10_000.0
+    rope_theta: PositiveFloat | None = None  # None: 10,000 where the preset has rotary positions
+    output_norm: Literal["none", "position", "rms"] | None = None  # None: the preset's
+    output_gate: OutputGate | None = None  # None: the preset's
+    max_beta: PositiveFloat | None = None  # of the delta rule, 1 at most; None: 1, or 2 with allow_neg_eigval
+    allow_neg_eigval: bool = False  # lets max_beta be as large as 2: a step may then turn what it finds around
 
 
 class Learned(Section, frozen=True):

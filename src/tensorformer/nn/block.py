@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tensorformer.config import schema
@@ -10,7 +10,7 @@ from tensorformer.nn.feedforward import FeedForward
 from tensorformer.nn.linear_attention import LinearAttention
 from tensorformer.nn.norm import make_norm
 from tensorformer.nn.softmax_attention import SoftmaxAttention
-from tensorformer.nn.state import State
+from tensorformer.nn.state import MixerState
 
 
 class Block(nn.Module):
@@ -33,9 +33,12 @@ class Block(nn.Module):
         self.ffn = FeedForward(ffn, model.d_model)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], state: State | None = None
-    ) -> tuple[Float[Tensor, "b t d"], State | None]:
+        self,
+        x: Float[Tensor, "b t d"],
+        state: MixerState | None = None,
+        segments: Int[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t d"], MixerState | None]:
         """Return the residual stream after the block, and the mixer's state if one was given."""
-        y, state = self.mixer(self.mixer_norm(x), state)
+        y, state = self.mixer(self.mixer_norm(x), state, segments)
         x = x + y
         return x + self.ffn(self.ffn_norm(x)), state

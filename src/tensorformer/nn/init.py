@@ -2,24 +2,34 @@
 
 With normed inputs (mean square 1 a feature), 1/√fan-in keeps each projection's output at mean square 1. A product
 or an activation then has the gate's second moment, which the down projection divides out, so that every
-feed-forward part writes to the residual stream at the same scale whichever gate it has. Both writers of a block
-are shrunk by √(2 · layers), which keeps the stream's growth with depth in bounds (Radford et al. 2019).
+feed-forward part writes to the residual stream at the same scale whichever gate it has; the same for the gate on
+a linear attention's output. Both writers of a block are shrunk by √(2 · layers), which keeps the stream's growth
+with depth in bounds (Radford et al. 2019).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
 
 from tensorformer.nn.feedforward import FeedForward
+from tensorformer.nn.linear_attention import LinearAttention
 
 EMBEDDING_STD = 0.3
 TIED_STD = 0.02  # one matrix can't serve both ends: small enough for the first predictions to be even
-DECAY_GATE_BIAS = 4.0  # σ(4) = 0.982: a memory of some fifty tokens to begin with
+
+
+@runtime_checkable
+class HasFirstValues(Protocol):
+    """A part that knows best how its own vectors begin."""
+
+    def first_values(self, draws: torch.Generator) -> None:
+        """Fill them."""
+        ...
 
 
 def initialise(model: nn.Module, seed: int) -> None:
@@ -42,16 +52,25 @@ def initialise(model: nn.Module, seed: int) -> None:
             if name != "head" or not tied:
                 _normal(module.weight, std, seed, path)
             if module.bias is not None:
-                nn.init.constant_(module.bias, DECAY_GATE_BIAS)
+                nn.init.zeros_(module.bias)
+    for path, module in model.named_modules():
+        if isinstance(module, HasFirstValues):  # after the matrices, so that it may say what a bias in it is
+            with torch.no_grad():
+                module.first_values(_stream(seed, path))
 
 
 def _second_moment(model: nn.Module, path: str) -> float:
     parent = model.get_submodule(path.rpartition(".")[0])
-    return parent.activation.second_moment if isinstance(parent, FeedForward) else 1.0
+    if isinstance(parent, FeedForward):
+        return parent.activation.second_moment
+    return parent.output.second_moment if isinstance(parent, LinearAttention) else 1.0
 
 
 def _normal(weight: torch.Tensor, std: float, seed: int, path: str) -> None:
-    digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
-    stream = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     with torch.no_grad():
-        weight.copy_(torch.randn(weight.shape, generator=stream) * std)
+        weight.copy_(torch.randn(weight.shape, generator=_stream(seed, path)) * std)
+
+
+def _stream(seed: int, path: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

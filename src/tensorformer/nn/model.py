@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -12,7 +13,7 @@ from tensorformer.config.shapes import blocks
 from tensorformer.nn.block import Block
 from tensorformer.nn.init import initialise
 from tensorformer.nn.norm import make_norm
-from tensorformer.nn.state import State
+from tensorformer.nn.state import State, check_blocks
 
 
 class TensorTransformer(nn.Module):
@@ -36,21 +37,47 @@ class TensorTransformer(nn.Module):
             self.head.weight = self.embed.weight
         initialise(self, seed)
 
-    def initial_state(self, batch: int) -> list[State]:
+    def initial_state(self, batch: int) -> State:
         """Return what decoding starts from, a state a block."""
-        return [cast(Block, block).mixer.initial_state(batch) for block in self.layers]
+        return tuple(cast(Block, block).mixer.initial_state(batch) for block in self.layers)
 
-    def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t vocab"]:
-        """Return the logits of the token after each position."""
+    def forward(
+        self, tokens: Int[Tensor, "b t"], segments: Int[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t vocab"]:
+        """Return the logits of the token after each position.
+
+        Args:
+            tokens: the input.
+            segments: −1 is padding, whatever token stands there; a new number starts a new document, which sees
+                nothing of the one before it. None: each row is one document.
+        """
         x = self.embed(tokens)
         for block in self.layers:
-            x, _ = block(x)
+            x, _ = block(x, None, segments)
         return self.head(self.norm(x))
 
-    def decode(self, tokens: Int[Tensor, "b t"], state: list[State]) -> tuple[Float[Tensor, "b vocab"], list[State]]:
-        """Return the logits after the last of ``tokens``, and the state to go on from; ``state`` stays as it is."""
+    def decode(
+        self, tokens: Int[Tensor, "b t"], state: State, segments: Int[Tensor, "b t"] | None = None
+    ) -> tuple[Float[Tensor, "b vocab"], State]:
+        """Return the logits after the last token of each row, and the state to go on from; ``state`` stays as it is.
+
+        Args:
+            tokens: the next of each row.
+            state: what came before, as ``initial_state`` or this method returned it.
+            segments: as in ``forward``. A row of nothing but padding keeps its state; its logits mean nothing.
+
+        Raises:
+            ShapeError: it is the state of another model.
+        """
+        check_blocks(state, len(self.layers))
         x, after = self.embed(tokens), []
         for block, before in zip(self.layers, state, strict=True):
-            x, new = block(x, before)
+            x, new = block(x, before, segments)
             after.append(new)
-        return self.head(self.norm(x[:, -1])), after
+        if segments is None:
+            x = x[:, -1]
+        else:
+            steps = torch.arange(x.shape[1], device=x.device)
+            last = torch.where(segments >= 0, steps, 0).amax(1)
+            x = x[torch.arange(len(x), device=x.device), last]
+        return self.head(self.norm(x)), tuple(after)

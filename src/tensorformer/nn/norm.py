@@ -31,6 +31,12 @@ def unit_rms(x: Float[Tensor, "*shape d"], eps: float) -> Float[Tensor, "*shape 
     return rms_norm(x, None, eps)
 
 
+def unit_l2(x: Float[Tensor, "*shape d"], eps: float, length: float = 1.0) -> Float[Tensor, "*shape d"]:
+    """Return ``length · x / √(Σx² + eps)`` over the last axis: never longer than ``length``."""
+    d = x.shape[-1]
+    return unit_rms(x, eps / d) * (length * d**-0.5)
+
+
 def rms_norm(x: Float[Tensor, "*shape d"], weight: Float[Tensor, " d"] | None, eps: float) -> Float[Tensor, "*shape d"]:
     """Return ``x / √(mean(x²) + eps) · weight``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -24,15 +24,16 @@ class Rope(torch.nn.Module):
         exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
         self.register_buffer("inverse_frequency", (theta**-exponents).float(), persistent=False)
 
-    def tables(self, start: int, length: int) -> tuple[Float[Tensor, "t 1 half"], Float[Tensor, "t 1 half"]]:
-        """Return cosines and sines for positions ``start … start + length − 1``, to broadcast over heads."""
-        positions = torch.arange(start, start + length, device=self.inverse_frequency.device)
-        angles = (positions[:, None] * self.inverse_frequency)[:, None, :]
+    def tables(
+        self, position: Int[Tensor, "*b t"]
+    ) -> tuple[Float[Tensor, "*b t 1 half"], Float[Tensor, "*b t 1 half"]]:
+        """Return cosines and sines for the positions, to broadcast over heads."""
+        angles = (position.unsqueeze(-1) * self.inverse_frequency).unsqueeze(-2)
         return angles.cos(), angles.sin()
 
 
 def rotate(
-    x_bthk: Float[Tensor, "b t h k"], tables: tuple[Float[Tensor, "t 1 half"], Float[Tensor, "t 1 half"]]
+    x_bthk: Float[Tensor, "b t h k"], tables: tuple[Float[Tensor, "*b t 1 half"], Float[Tensor, "*b t 1 half"]]
 ) -> Float[Tensor, "b t h k"]:
     """Return ``x`` with each of its feature pairs turned; the dtype of ``x`` is kept."""
     cos, sin = (table.to(x_bthk.dtype) for table in tables)
