@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Argument = Tensor | float
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)  # types whose operators nobody intercepts
 
 
 class _Native(NamedTuple):
@@ -89,7 +89,7 @@ class Kernel:
 
     def calm_value(self, x: Tensor, *parameters: Argument) -> tuple[Tensor, bool]:
         """Return the value, and whether it is finite throughout, which spares a pass here and one in ``pull``."""
-        if self.native is not None and self.native.wild and x.is_cpu and type(x) in _PLAIN and not recording():
+        if self.native is not None and self.native.wild and x.is_cpu and type(x) in PLAIN and not recording():
             y = self.native.value(x)
             # One reading pass, half the price of a clamp. On another device, asking would wait for it.
             if math.isfinite(y.sum().item()):

@@ -37,6 +37,9 @@ def rotate(
 ) -> Float[Tensor, "b t h k"]:
     """Return ``x`` with each of its feature pairs turned; the dtype of ``x`` is kept."""
     cos, sin = (table.to(x_bthk.dtype) for table in tables)
+    if torch.compiler.is_compiling():  # a compiler fuses it, and would have to leave its graph for writes into halves
+        a, b = x_bthk.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
     return _Rotate.apply(x_bthk, cos, sin)
 
 

@@ -50,19 +50,19 @@ def tensor_parameters(gate: Gate) -> dict[str, Tensor]:
     return {n: v for n, v in gate.parameters.items() if isinstance(v, Tensor)}
 
 
-def check_parameters(gate: Gate, shape: Sequence[int], device: torch.device) -> None:
-    """Refuse a tensor parameter that does not broadcast to the shape of g and u, or lies on another device."""
-    for name, value in tensor_parameters(gate).items():
+def check_parameters(gate: Gate, shape: Sequence[int], device: torch.device) -> dict[str, Tensor]:
+    """Return the tensor parameters; refuse one that does not broadcast to g and u, or lies on another device."""
+    tensors = tensor_parameters(gate)
+    for name, value in tensors.items():
         if not fits(value.shape, shape):
             raise ShapeError(f"{gate.name}: {name} of shape {tuple(value.shape)} does not fit {tuple(shape)}")
         if value.device != device and value.dim():
             raise ShapeError(f"{gate.name}: {name} is on {value.device} and its input on {device}: move one of them")
+    return tensors
 
 
 def split(x: Operand, layout: str | None) -> tuple[Tensor, Tensor]:
     """Return the gate projection g and the up projection u as views of ``x``, having checked it.
-
-    Shapes and dtypes are checked, never values: that would wait for the device and break a compiled graph.
 
     Args:
         x: (..., 2·d_ff) with a layout, or a pair (g, u) of (..., d_ff) without one; any strides.
@@ -75,9 +75,18 @@ def split(x: Operand, layout: str | None) -> tuple[Tensor, Tensor]:
         ConfigError: the layout is unknown, missing, or given with a pair.
         ShapeError: the last axis is odd or absent, a pair does not match, or a tensor is not floating.
     """
+    check(x, layout)
+    return halves(x, str(layout)) if isinstance(x, Tensor) else x
+
+
+def check(x: Operand, layout: str | None) -> Sequence[int]:
+    """Return the shape of g and u, or raise as ``split`` does.
+
+    Shapes and dtypes are checked, never values: that would wait for the device and break a compiled graph.
+    """
     if isinstance(x, Tensor):
         _check_whole(x, layout)
-        return halves(x, str(layout))
+        return (*x.shape[:-1], x.shape[-1] // 2)
     if layout is not None:
         raise ConfigError(f"layout={layout!r} with a pair (g, u): a pair is split already; leave layout out")
     if len(x) != 2:
@@ -87,7 +96,7 @@ def split(x: Operand, layout: str | None) -> tuple[Tensor, Tensor]:
     check_float("u", u)
     if g.shape != u.shape or g.dtype != u.dtype or g.device != u.device:
         raise ShapeError(f"g is {_described(g)} and u {_described(u)}: they need one shape, dtype and device")
-    return g, u
+    return g.shape
 
 
 def halves(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:

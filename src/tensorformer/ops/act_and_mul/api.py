@@ -9,14 +9,13 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError, suggest
 from tensorformer.gates import Gate
-from tensorformer.gates.kernel import recording, transforming
+from tensorformer.gates.kernel import PLAIN, recording, transforming
 from tensorformer.ops.act_and_mul import reference
 from tensorformer.ops.act_and_mul.compiled import act_and_mul_in_graph
 from tensorformer.ops.act_and_mul.function import ActAndMul, gate_and_up, load, required
 from tensorformer.ops.autocast import autocast_dtype
-from tensorformer.ops.operands import Activation, Operand, bound, check_parameters, split, tensor_parameters
+from tensorformer.ops.operands import Activation, Operand, bound, check, check_parameters
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 IMPLS = ("auto", "reference", "fast", "native", "triton")
 
 
@@ -51,20 +50,19 @@ def act_and_mul(x: Operand, gate: Activation, *, layout: str | None = None, impl
 
     Source: Shazeer 2020 (arXiv 2002.05202); each gate names its own.
     """
-    ready, operands = _checked(x, gate, layout, impl)
+    ready, operands, parameters = _checked(x, gate, layout, impl)
     if torch.compiler.is_compiling() or transforming():
         if impl not in ("native", "triton"):
             return ready(*gate_and_up(operands, layout))
         if torch.compiler.is_compiling():
             return act_and_mul_in_graph(operands, ready, layout, impl)
         raise ConfigError(f'impl "{impl}" is not for torch.func or forward-mode differentiation: write impl="auto"')
-    name = _resolve(ready, operands, impl)
+    name = _resolve(ready, operands, parameters, impl)
     if name == "reference":
         return reference.forward(ready, *gate_and_up(operands, layout))
     kernels = required(name, ready, operands[0]) if impl == name else load(name)
-    tensors = tensor_parameters(ready).values()
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (*operands, *tensors)):
-        return ActAndMul.apply(kernels, ready, layout, *operands, *tensors)  # pyright: ignore[reportReturnType]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*operands, *parameters)):
+        return ActAndMul.apply(kernels, ready, layout, *operands, *parameters)  # pyright: ignore[reportReturnType]
     return kernels.forward(ready, *gate_and_up(operands, layout))
 
 
@@ -74,22 +72,24 @@ def resolve(x: Operand, gate: Activation, *, layout: str | None = None, impl: st
     Raises:
         GateError, ShapeError, ConfigError: as ``act_and_mul`` does.
     """
-    ready, operands = _checked(x, gate, layout, impl)
-    name = _resolve(ready, operands, impl)
+    ready, operands, parameters = _checked(x, gate, layout, impl)
+    name = _resolve(ready, operands, parameters, impl)
     if name != "reference":
         required(name, ready, operands[0])
     return name
 
 
-def _checked(x: Operand, gate: Activation, layout: str | None, impl: str) -> tuple[Gate, tuple[Tensor, ...]]:
-    """Return the gate ready to use, and the one operand or the two, or refuse them."""
+def _checked(
+    x: Operand, gate: Activation, layout: str | None, impl: str
+) -> tuple[Gate, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the gate ready to use, the one operand or the two, and the parameters that are tensors, or refuse them."""
     ready = bound(gate)
     operands = (x,) if isinstance(x, Tensor) else _promoted(x)
-    g, _ = split(x if isinstance(x, Tensor) else operands, layout)  # pyright: ignore[reportArgumentType]
-    check_parameters(ready, g.shape, g.device)
+    shape = check(x if isinstance(x, Tensor) else operands, layout)  # pyright: ignore[reportArgumentType]
+    parameters = tuple(check_parameters(ready, shape, operands[0].device).values())
     if impl not in IMPLS:
         raise ConfigError(f"no impl {impl!r} of act_and_mul{suggest(str(impl), IMPLS)}")
-    return ready, operands
+    return ready, operands, parameters
 
 
 def _promoted(pair: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -102,10 +102,10 @@ def _promoted(pair: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) for x in pair)
 
 
-def _resolve(gate: Gate, operands: tuple[Tensor, ...], impl: str) -> str:
+def _resolve(gate: Gate, operands: tuple[Tensor, ...], parameters: tuple[Tensor, ...], impl: str) -> str:
     x = operands[0]
     # A subclass, or what records operators, would not see what other kernels do.
-    seen = recording() or any(type(t) not in _PLAIN for t in (*operands, *tensor_parameters(gate).values()))
+    seen = recording() or any(type(t) not in PLAIN for t in (*operands, *parameters))
     if impl in ("native", "triton") and seen:
         raise ConfigError(f'impl "{impl}" is invisible to tensor subclasses, modes and tracers: write impl="auto"')
     if impl != "auto":
