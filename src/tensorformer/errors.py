@@ -32,7 +32,7 @@ class StorageError(TensorformerError, OSError):
 
 
 class DivergenceError(TensorformerError):
-    """Training met a loss or gradient that is not finite."""
+    """Training or decoding met a loss, gradient or logits that are not finite."""
 
 
 class GateError(ConfigError, ValueError):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from tensorformer.cli.options import Options
+
+if TYPE_CHECKING:
+    from tensorformer.lab.generate import Piece
+
+Texts = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="TEXT")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +25,14 @@ class Generate(Options):
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of a run, such as runs/demo/bilinear/seed-0."""
 
-    prompt: str = ""
-    """Text to go on from. Default: the beginning of a document."""
+    prompt: Texts = ()
+    """Text to go on from (may be repeated: each gets a text of its own). Default: the beginning of a document."""
+
+    stop: Texts = ()
+    """End the text before this one (may be repeated)."""
 
     tokens: int = 400
-    """Most tokens to sample."""
+    """Most tokens to sample for each prompt."""
 
     temperature: float = 0.8
     """Above 0 draws at random; 0 always takes the likeliest token."""
@@ -32,7 +41,7 @@ class Generate(Options):
     """Draw only from the likeliest tokens that together have this probability."""
 
     seed: int = 0
-    """Of the draws: the same seed gives the same text."""
+    """Of the draws: the same seed gives the same text, whatever other prompts there are."""
 
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, …"""
@@ -41,29 +50,54 @@ class Generate(Options):
         """Do it."""
         from tensorformer.errors import ConfigError
         from tensorformer.lab.device import pick
-        from tensorformer.lab.generate import generate, load_run
+        from tensorformer.lab.generate import load_run, write_on
+        from tensorformer.lab.interrupt import interrupts_noted
 
         if self.tokens < 1:
             raise ConfigError(f"--tokens {self.tokens}: write 1 or more")
-        try:
-            self.prompt.encode()
-        except UnicodeEncodeError:
-            raise ConfigError("--prompt: is not valid UTF-8") from None
+        prompts = self.prompt or ("",)
+        for name, text in [("--prompt", p) for p in prompts] + [("--stop", s) for s in self.stop]:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ConfigError(f"{name}: is not valid UTF-8") from None
+        if "" in self.stop:
+            raise ConfigError("--stop '': write at least one character")
         model, tokenizer = load_run(self.run_folder, pick(self.device))
-        prompt = [tokenizer.end_of_document, *tokenizer.encode(self.prompt)]
-        decoder = tokenizer.decoder()
-        sys.stdout.write(self.prompt)
-        for token in generate(
-            model,
-            [int(t) for t in prompt],
-            self.tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=tokenizer.end_of_document,
-            vocab_size=tokenizer.vocab_size,
-        ):
-            sys.stdout.write(decoder.push(token))
-            sys.stdout.flush()
-        sys.stdout.write(decoder.finish() + "\n")
+        with interrupts_noted() as pressed:
+            pieces = write_on(
+                model,
+                tokenizer,
+                prompts,
+                self.tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                seed=self.seed,
+                stop=self.stop,
+                stopped=pressed,
+            )
+            _print(prompts, pieces)
+            interrupted = pressed()
+        if interrupted:
+            raise SystemExit(130)  # not KeyboardInterrupt, after which main would say that there is something to resume
+
+
+def _print(prompts: tuple[str, ...], pieces: Iterable[Piece]) -> None:
+    """Print each text after its prompt, the first that has not ended as it comes and the others when it is their turn.
+
+    A blank line stands between two.
+    """
+    waiting, ended, at = list(prompts), [False] * len(prompts), 0
+    sys.stdout.write(prompts[0])
+    waiting[0] = ""
+    for piece in pieces:
+        waiting[piece.prompt] += piece.text
+        ended[piece.prompt] = piece.last
+        while at < len(prompts):
+            sys.stdout.write(waiting[at])
+            waiting[at] = ""
+            if not ended[at]:
+                break
+            at += 1
+            sys.stdout.write("\n" if at == len(prompts) else "\n\n")
         sys.stdout.flush()

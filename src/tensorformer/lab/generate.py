@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from tensorformer.data import tokenizer
+from tensorformer.data.decoder import Decoder
 from tensorformer.data.tokenizer import Tokenizer
-from tensorformer.errors import CheckpointError, ConfigError
+from tensorformer.errors import CheckpointError, DivergenceError
 from tensorformer.lab import checkpoint, record
+from tensorformer.lab.batching import ContinuousBatch
+from tensorformer.lab.stop_text import StopText
 from tensorformer.nn.model import TensorTransformer
 
 
@@ -28,7 +29,6 @@ def load_run(folder: Path, device: torch.device) -> tuple[TensorTransformer, Tok
     return model.eval(), tokenizer.load(folder)
 
 
-@torch.no_grad()
 def generate(
     model: TensorTransformer,
     prompt: Sequence[int],
@@ -37,7 +37,7 @@ def generate(
     temperature: float,
     top_p: float,
     seed: int,
-    stop: int,
+    stop: Collection[int],
     vocab_size: int,
 ) -> Iterator[int]:
     """Yield sampled tokens one at a time.
@@ -49,36 +49,100 @@ def generate(
         temperature: divides the logits; 0 takes the likeliest token.
         top_p: only the likeliest tokens that together have this probability are drawn (Holtzman et al. 2020).
         seed: of the draws.
-        stop: token that ends the text; it is not yielded.
+        stop: tokens of which each ends the text; it is not yielded.
         vocab_size: the tokenizer's; a model may have room for more.
 
     Raises:
         ConfigError: an argument is out of its range.
+        DivergenceError: the model's logits are not finite.
     """
-    if not (temperature == 0 or 1e-3 <= temperature < math.inf) or not 0 < top_p <= 1:
-        raise ConfigError(
-            f"temperature {temperature}, top_p {top_p}: write a temperature of 0 or at least 0.001, and 0 < top_p ≤ 1"
-        )
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed {seed}: write a number from 0 to 2^63 − 1")
-    if not prompt:
-        raise ConfigError("the prompt is empty; give at least one token")
-    device = next(model.parameters()).device
-    draws = torch.Generator().manual_seed(seed)
-    logits, state = model.decode(torch.tensor([list(prompt)], device=device), model.initial_state(1))
-    for _ in range(n_tokens):
-        token = sample(logits[0, :vocab_size].float().cpu(), temperature, top_p, draws)
-        if token == stop:
-            return
-        yield token
-        logits, state = model.decode(torch.tensor([[token]], device=device), state)
+    batch = ContinuousBatch(model, vocab_size)
+    batch.add(prompt, n_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+    while batch.handles:
+        for got in batch.step():
+            if got.ended == "not finite":
+                raise _not_finite("the text")
+            if got.token is not None:
+                yield got.token
 
 
-def sample(logits: Float[Tensor, " vocab"], temperature: float, top_p: float, draws: torch.Generator) -> int:
-    """Return one token drawn from the nucleus of ``softmax(logits / temperature)``."""
-    if temperature == 0:
-        return int(logits.argmax())
-    probabilities, order = torch.softmax(logits / temperature, dim=-1).sort(descending=True, stable=True)
-    before = probabilities.cumsum(0) - probabilities  # the token that crosses top_p still belongs to the nucleus
-    nucleus = torch.where(before < top_p, probabilities, 0.0)
-    return int(order[torch.multinomial(nucleus, 1, generator=draws)])
+class Piece(NamedTuple):
+    """Some more text of one prompt, and whether that is the end of it."""
+
+    prompt: int
+    text: str
+    last: bool
+
+
+def write_on(
+    model: TensorTransformer,
+    words: Tokenizer,
+    prompts: Sequence[str],
+    n_tokens: int,
+    *,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    stop: Sequence[str] = (),
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Piece]:
+    """Return the texts that go on from some prompts, piece by piece as they come, never half a character.
+
+    Each prompt is the beginning of a document and gets the text it would get alone.
+
+    Args:
+        model: the one.
+        words: its tokenizer.
+        prompts: texts to go on from; an empty one is the beginning of any document.
+        n_tokens: most tokens a prompt.
+        temperature, top_p, seed: as for ``generate``, for each prompt.
+        stop: texts of which the first to come ends a prompt's text before it.
+        stopped: asked before each step; true ends all texts as they are.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+        DivergenceError: the logits of a prompt are not finite; the texts of the others come first.
+    """
+    end = words.end_of_document
+    batch = ContinuousBatch(model, words.vocab_size)
+    texts: dict[int, _Text] = {}
+    for i, prompt in enumerate(prompts):
+        tokens = [end, *map(int, words.encode(prompt))]
+        handle = batch.add(tokens, n_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=(end,))
+        texts[handle] = _Text(i, words.decoder(), StopText(stop))
+    return _pieces(batch, texts, stopped)
+
+
+class _Text(NamedTuple):
+    """The text of one prompt while it comes."""
+
+    prompt: int
+    decoder: Decoder
+    ending: StopText
+
+    def push(self, token: int | None) -> str:
+        return "" if token is None else self.ending.push(self.decoder.push(token))
+
+    def finish(self) -> str:
+        return self.ending.push(self.decoder.finish()) + self.ending.finish()
+
+
+def _pieces(batch: ContinuousBatch, texts: dict[int, _Text], stopped: Callable[[], bool]) -> Iterator[Piece]:
+    broken: list[str] = []
+    while batch.handles and not stopped():
+        for handle, token, ended in batch.step():
+            text = texts[handle]
+            new = text.push(token) + (text.finish() if ended else "")
+            if text.ending.found and not ended:
+                batch.remove(handle)
+            if ended == "not finite":
+                broken.append(str(text.prompt + 1))
+            yield Piece(text.prompt, new, text.ending.found or ended is not None)
+    for handle in batch.handles:
+        yield Piece(texts[handle].prompt, texts[handle].finish(), True)
+    if broken:
+        raise _not_finite("the text of prompt " + ", ".join(broken))
+
+
+def _not_finite(what: str) -> DivergenceError:
+    return DivergenceError(f"{what} ends here: the model's logits are not finite; sample an earlier checkpoint")
