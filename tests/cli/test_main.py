@@ -12,7 +12,7 @@ import pytest
 from tests.recipes import RECIPES, TINY
 
 COMMANDS = ["compare", "train", "report", "generate", "list", "gallery", "bench"]
-STUDIES = ["study numerics", "study precision", "study ranges"]
+STUDIES = ["study numerics", "study precision", "study ranges", "study routing"]
 
 
 def tensorformer(*arguments: str, code: int = 0) -> str:

@@ -106,7 +106,7 @@ def make_variant(name: str, description: str, i: int, seeds: list[int], base: Va
         learning_rate=0.002,
         learning_rate_losses=grid,
         loss=estimate([r.loss for r in runs]),
-        bits_per_byte=estimate([r.bits_per_byte for r in runs]),
+        bits_per_byte=estimate([r.bits_per_byte for r in runs if r.bits_per_byte is not None]),
         difference=difference,
         data_to_match=data,
         time_to_match=time,

@@ -23,7 +23,7 @@ DESCRIPTION = """Tensor Transformers: bilinear layers, bilinear attention, and m
 Begin with `tensorformer compare recipes/demo.toml`, or add --dry-run to see first what it would train.
 Exit codes: 0 done, 1 the input was at fault, 2 the command line was, 130 Ctrl-C (run the same command to go on)."""
 
-STUDY = "Study activations: their errors, their ranges, a kernel's definition."
+STUDY = "Study activations (their errors, their ranges, a kernel's definition), or where attention looks."
 
 Command = (
     Annotated[Compare, tyro.conf.subcommand("compare")]

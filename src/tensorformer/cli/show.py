@@ -12,7 +12,8 @@ from rich.table import Table
 
 from tensorformer.config.match import widths
 from tensorformer.config.schema import Recipe
-from tensorformer.data.prepare import prepare
+from tensorformer.data.examples import Examples, open_examples
+from tensorformer.data.prepare import Corpus
 from tensorformer.lab.device import pick
 from tensorformer.lab.optim import n_steps
 from tensorformer.lab.plan import Planned, check_fits
@@ -35,12 +36,12 @@ def show_plan(recipe: Recipe, planned: list[Planned], runs: Path, device: str, j
     """Print what a comparison would train, and the time it would take, from a few steps of each variant."""
     compare, train = recipe.compare, recipe.train
     assert compare is not None
-    corpus = prepare(recipe.data)
-    check_fits(corpus, planned, compare.contexts)
+    examples = open_examples(recipe.data)
+    check_fits(examples, planned, compare.contexts)
     if pick(device).type == "cpu":
         torch.set_num_threads(1)  # as the runs will have
     with console.status("timing a few steps of each variant"):
-        seconds = step_seconds({p.name: p.run for p in planned}, corpus, pick(device), rounds=2)
+        seconds = step_seconds({p.name: p.run for p in planned}, examples, pick(device), rounds=2)
     table = _table("variant", "parameters", "off by", "d_ff", "MFLOP/token", "s/step")
     for p in planned:
         width = ", ".join(f"{w:,}" for w in widths(p.run.model).values())
@@ -59,11 +60,7 @@ def show_plan(recipe: Recipe, planned: list[Planned], runs: Path, device: str, j
         f"seeds {', '.join(map(str, compare.seeds))}{extra}",
         soft_wrap=True,
     )
-    console.print(
-        f"corpus {corpus.source}: {len(corpus.train.tokens):,} training tokens, "
-        f"{len(corpus.validation.tokens):,} validation tokens ({corpus.tokenizer.description})",
-        soft_wrap=True,
-    )
+    console.print(_described(examples), soft_wrap=True)
     at_once = min(jobs, each * len(planned))
     console.print(
         f"about {_duration(total / at_once)} of training here, {at_once} side by side, and a fifth to a half more for "
@@ -72,13 +69,24 @@ def show_plan(recipe: Recipe, planned: list[Planned], runs: Path, device: str, j
     )
 
 
+def _described(examples: Examples) -> str:
+    if not isinstance(examples, Corpus):
+        return f"probe {examples.task.name}: {examples.task.description}, {examples.vocab_size:,} tokens to tell apart"
+    return (
+        f"corpus {examples.source}: {len(examples.train.tokens):,} training tokens, "
+        f"{len(examples.validation.tokens):,} validation tokens ({examples.tokenizer.description})"
+    )
+
+
 def show_results(comparison: Comparison, page: Path) -> None:
     """Print the short table of a finished comparison and where the page is."""
-    table = _table("variant", "loss (nats/token)", f"vs {comparison.baseline} (95 %)", "verdict")
+    unit, accuracy = ("token", []) if comparison.probe is None else ("answer", ["accuracy"])
+    table = _table("variant", f"loss (nats/{unit})", *accuracy, f"vs {comparison.baseline} (95 %)", "verdict")
     for v in comparison.variants:
         half = "" if v.loss.high is None else f" ± {v.loss.high - v.loss.mean:.3f}"
         compared = ("", "") if v.difference is None else (_interval(v.difference), _verdict(v.difference, comparison))
-        table.add_row(v.name, f"{v.loss.mean:.3f}{half}", *compared)
+        right = [f"{v.context_accuracies[comparison.context].mean:.1%}"] if comparison.probe else []
+        table.add_row(v.name, f"{v.loss.mean:.3f}{half}", *right, *compared)
     console.print(table)
     console.print(f"\nThe page: {page}", soft_wrap=True)
 

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from tensorformer.cli.options import Options
+from tensorformer.cli.run_text import run_tokens
 
 if TYPE_CHECKING:  # --help loads no torch
-    import numpy as np
     from torch import Tensor
 
-    from tensorformer.config.schema import Run
-    from tensorformer.data.tokenizer import Tokenizer
+    from tensorformer.cli.run_text import Tokens
     from tensorformer.gates import Gate
     from tensorformer.study.ranges_result import Ranges as Result
-
-    Tokens = np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,30 +97,8 @@ class Ranges(Options):
 
         model, tokenizer = load_run(folder, pick(self.device))
         run = read_run(folder)
-        tokens = self._read(run, tokenizer) if self.text else _validation(folder, run)
+        tokens = run_tokens(folder, run, tokenizer, self.text, self.tokens)
         return ranges(model, _windows(tokens, run.train.context, self.tokens), gates, str(folder))
-
-    def _read(self, run: Run, tokenizer: Tokenizer) -> Tokens:
-        """Return the first tokens of the texts, the end of a document before and behind each."""
-        import numpy as np
-
-        from tensorformer.config.schema import Data
-        from tensorformer.data.corpus import documents
-        from tensorformer.errors import DataError
-
-        end = np.array([tokenizer.end_of_document])
-        pieces, count = [end], 1
-        try:
-            for document in documents(Data(source=self.text, text_field=run.data.text_field)):
-                ids = tokenizer.encode_batch([document.text])[0]
-                tokenizer.refuse_end(ids, document.name)
-                pieces += [ids, end]
-                count += len(ids) + 1
-                if count > self.tokens:
-                    break
-        except DataError as e:
-            raise DataError(str(e).replace("data.source", "--text")) from None
-        return np.concatenate(pieces)[: self.tokens + 1].astype(np.uint32)
 
 
 def parse_gate(text: str) -> Gate:
@@ -150,23 +125,6 @@ def parse_gate(text: str) -> Gate:
     except GateError as e:
         form = f" (as --gate {name}:key=number,key=number)" if name in GATES else ""
         raise GateError(f"--gate {text}: {e}{form}") from None
-
-
-def _validation(folder: Path, run: Run) -> Tokens:
-    from tensorformer.data.prepare import prepare
-    from tensorformer.errors import CheckpointError, DataError
-    from tensorformer.lab.record import check_claim
-
-    mend = "name a text to read with --text"
-    try:
-        corpus = prepare(run.data)
-    except DataError as e:
-        raise DataError(f"{e}; or {mend}") from None
-    try:
-        check_claim(folder, run, corpus.fingerprint)
-    except CheckpointError:
-        raise CheckpointError(f"{folder}: the text it was trained on has changed since; {mend}") from None
-    return corpus.validation.tokens
 
 
 def _windows(tokens: Tokens, context: int, limit: int) -> Iterator[Tensor]:

@@ -35,7 +35,7 @@ class Train(RunOptions):
         from tensorformer.cli.progress import Live
         from tensorformer.cli.show import console
         from tensorformer.config.load import load_config
-        from tensorformer.data.prepare import prepare
+        from tensorformer.data.examples import open_examples
         from tensorformer.errors import ConfigError
         from tensorformer.lab.device import pick
         from tensorformer.lab.interrupt import interrupts_noted
@@ -49,8 +49,8 @@ class Train(RunOptions):
         with in_recipe(self.recipe):
             planned = plan_one(recipe, self.variant)
         contexts = recipe.compare.contexts if recipe.compare else (1,)
-        corpus = prepare(recipe.data)
-        check_fits(corpus, [planned], contexts)
+        examples = open_examples(recipe.data)
+        check_fits(examples, [planned], contexts)
         folder = self.runs / recipe.name / planned.name / f"seed-{self.seed}"
         label = f"{planned.name}/seed-{self.seed}"
         with Live() as live, interrupts_noted() as interrupted:
@@ -59,7 +59,7 @@ class Train(RunOptions):
                 result = train(
                     planned.at_seed(self.seed),
                     folder,
-                    corpus,
+                    examples,
                     pick(self.device),
                     contexts=contexts,
                     on_progress=lambda p: live.watcher.on_event(Event(label, "progress", p)),
@@ -67,8 +67,12 @@ class Train(RunOptions):
                 )
             except Interrupted:
                 raise KeyboardInterrupt from None
-        console.print(
-            f"{label}: {planned.n_params:,} parameters, loss {result.loss:.4f} nats a token, "
-            f"{result.bits_per_byte:.4f} bits a byte, {result.seconds:.0f} s of training"
-        )
+        trained = f"{result.seconds:.0f} s of training"
+        if result.bits_per_byte is None:
+            right = result.context_accuracies[planned.run.train.context]
+            found = f"loss {result.loss:.4f} nats an answer, {right:.1%} of the answers right"
+            console.print(f"{label}: {planned.n_params:,} parameters, {found}, {trained}")
+            return
+        found = f"loss {result.loss:.4f} nats a token, {result.bits_per_byte:.4f} bits a byte"
+        console.print(f"{label}: {planned.n_params:,} parameters, {found}, {trained}")
         console.print(f"Sample from it: tensorformer generate {folder}", soft_wrap=True)

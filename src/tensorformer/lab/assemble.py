@@ -14,12 +14,15 @@ from tensorformer.config.load import to_toml
 from tensorformer.config.match import widths
 from tensorformer.config.schema import Recipe
 from tensorformer.data.batches import scored_tokens
+from tensorformer.data.examples import Examples
 from tensorformer.data.prepare import Corpus
+from tensorformer.data.probes import GeneratedProbe
 from tensorformer.lab import statistics
 from tensorformer.lab.device import cores
 from tensorformer.lab.plan import Planned
 from tensorformer.lab.results import Comparison, Difference, Ratio, SeedResult, Variant
 from tensorformer.lab.results import Corpus as CorpusFacts
+from tensorformer.lab.results import Probe as ProbeFacts
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -32,7 +35,7 @@ class Cost(msgspec.Struct, frozen=True):
 def assemble(
     recipe: Recipe,
     recipe_path: str,
-    corpus: Corpus,
+    examples: Examples,
     chosen: list[Planned],
     runs: dict[str, list[SeedResult]],
     grids: dict[str, dict[float, float]],
@@ -45,7 +48,7 @@ def assemble(
     Args:
         recipe: with its ``[compare]`` table.
         recipe_path: where it was read from, for the page to say.
-        corpus: the text.
+        examples: the text, or the probe.
         chosen: the variants at the learning rates they were judged at, baseline first.
         runs: variant -> its finished runs.
         grids: variant -> learning rate -> loss on the tuning part; empty without a grid.
@@ -64,7 +67,7 @@ def assemble(
         slower = cost[p.name].seconds / cost[compare.baseline].seconds
         variants.append(_variant(p, runs[p.name], grids[p.name], differences.get(p.name), ratio, slower, cost[p.name]))
     budgets = next(iter(curve.values()), {})
-    scored = scored_tokens(corpus.validation.tokens, train.final_tokens, max(compare.contexts) * train.context)
+    lengths = [c * train.context for c in compare.contexts]
     return Comparison(
         name=recipe.name,
         recipe_path=recipe_path,
@@ -76,11 +79,12 @@ def assemble(
         tokens=train.tokens,
         context=train.context,
         seeds=list(compare.seeds),
-        corpus=_corpus_facts(corpus, scored),
+        corpus=_corpus_facts(examples, lengths, train.final_tokens) if isinstance(examples, Corpus) else None,
         machine=machine() | conditions,
         variants=variants,
         notes=_notes(recipe, chosen),
         baseline_curve={t: statistics.estimate([c[t] for c in curve.values()]) for t in budgets},
+        probe=_probe_facts(examples, lengths, train.final_tokens) if isinstance(examples, GeneratedProbe) else None,
     )
 
 
@@ -94,6 +98,8 @@ def _variant(
     cost: Cost,
 ) -> Variant:
     train = p.run.train
+    bits = [r.bits_per_byte for r in seeds if r.bits_per_byte is not None]
+    accuracies = {n: [r.context_accuracies[n] for r in seeds] for n in seeds[0].context_accuracies}
     return Variant(
         name=p.name,
         description=p.description,
@@ -104,7 +110,7 @@ def _variant(
         learning_rate=train.optimizer.lr,
         learning_rate_losses={f"{lr:g}": loss for lr, loss in grid.items()},
         loss=statistics.estimate([r.loss for r in seeds]),
-        bits_per_byte=statistics.estimate([r.bits_per_byte for r in seeds]),
+        bits_per_byte=statistics.estimate(bits) if bits else None,
         difference=difference,
         data_to_match=ratio,
         time_to_match=statistics.scale(ratio, slower) if ratio else None,
@@ -114,6 +120,7 @@ def _variant(
         peak_memory=cost.peak_memory,
         seeds=seeds,
         config=to_toml(p.run).removeprefix("seed = 0\n").lstrip(),
+        context_accuracies={n: statistics.estimate(values) for n, values in accuracies.items()},
     )
 
 
@@ -128,6 +135,11 @@ def _notes(recipe: Recipe, chosen: list[Planned]) -> list[str]:
         what = "parameters" if compare.match == "params" else "FLOPs a token, scores counted causally"
         notes.append(f"Matched in {what}; the largest remainder is {largest.remainder:+.2%} ({largest.name}).")
     notes.append("Every variant saw the same tokens in the same order at the same seed.")
+    if recipe.data.probe is not None:
+        notes.append(
+            "The examples are generated: every training step has new ones, and those that the runs are judged on are a "
+            "draw of their own."
+        )
     if compare.learning_rates:
         notes.append(
             "Each variant was trained at the learning rate of the grid that was best for it on the tuning part, "
@@ -140,7 +152,7 @@ def _notes(recipe: Recipe, chosen: list[Planned]) -> list[str]:
     return notes
 
 
-def _corpus_facts(corpus: Corpus, scored: int) -> CorpusFacts:
+def _corpus_facts(corpus: Corpus, lengths: list[int], limit: int) -> CorpusFacts:
     return CorpusFacts(
         source=corpus.source,
         tokenizer=corpus.tokenizer.description,
@@ -149,7 +161,19 @@ def _corpus_facts(corpus: Corpus, scored: int) -> CorpusFacts:
         train_tokens=len(corpus.train.tokens),
         validation_documents=corpus.validation.n_documents,
         validation_tokens=len(corpus.validation.tokens),
-        validation_tokens_used=scored,
+        validation_tokens_used=scored_tokens(corpus.validation.tokens, limit, max(lengths)),
+    )
+
+
+def _probe_facts(probe: GeneratedProbe, lengths: list[int], limit: int) -> ProbeFacts:
+    found = {n: probe.perfect("validation", n, limit) for n in lengths}
+    return ProbeFacts(
+        name=probe.task.name,
+        description=probe.task.description,
+        vocab_size=probe.vocab_size,
+        answers={n: count for n, (_, count) in found.items()},
+        chance=probe.task.chance,
+        perfect={n: accuracy for n, (accuracy, _) in found.items()},
     )
 
 

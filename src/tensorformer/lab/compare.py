@@ -11,7 +11,7 @@ import msgspec
 from tensorformer.config.check import check_train
 from tensorformer.config.load import run_hash
 from tensorformer.config.schema import Compare, Recipe, WarmupStableDecay
-from tensorformer.data.prepare import Corpus, prepare
+from tensorformer.data.examples import Examples, open_examples
 from tensorformer.errors import CheckpointError, DivergenceError, TensorformerError
 from tensorformer.files import write_bytes
 from tensorformer.lab import record
@@ -62,9 +62,9 @@ def compare(
         KeyboardInterrupt: all runs have stopped at a checkpoint.
     """
     assert recipe.compare is not None
-    folder, corpus = root / recipe.name, prepare(recipe.data)
-    check_fits(corpus, planned, recipe.compare.contexts)
-    lab = _Lab(recipe, recipe.compare, corpus, folder, device, jobs, watcher)
+    folder, examples = root / recipe.name, open_examples(recipe.data)
+    check_fits(examples, planned, recipe.compare.contexts)
+    lab = _Lab(recipe, recipe.compare, examples, folder, device, jobs, watcher)
     lab.train_grid(planned)
     grids = {p.name: lab.grid(p) for p in planned}
     chosen = [_at_rate(p, _best(p, grids[p.name])) for p in planned]
@@ -72,7 +72,7 @@ def compare(
     runs = {p.name: list(lab.results(p).values()) for p in chosen}
     conditions = {"runs side by side": str(jobs), "device": str(pick(device))}
     comparison = assemble(
-        recipe, recipe_path, corpus, chosen, runs, grids, lab.curve(chosen[0]), lab.cost(chosen), conditions
+        recipe, recipe_path, examples, chosen, runs, grids, lab.curve(chosen[0]), lab.cost(chosen), conditions
     )
     write_bytes(folder / RESULTS, msgspec.json.format(msgspec.json.encode(comparison)))
     return comparison
@@ -106,13 +106,13 @@ class _Lab:
         self,
         recipe: Recipe,
         compare: Compare,
-        corpus: Corpus,
+        examples: Examples,
         folder: Path,
         device: str,
         jobs: int,
         watcher: Watcher,
     ) -> None:
-        self.recipe, self.compare, self.corpus, self.folder = recipe, compare, corpus, folder
+        self.recipe, self.compare, self.examples, self.folder = recipe, compare, examples, folder
         self.device, self.jobs, self.watcher = device, jobs, watcher
 
     def run_folder(self, p: Planned, seed: int, tokens: int | None = None) -> Path:
@@ -175,7 +175,7 @@ class _Lab:
         except (OSError, msgspec.DecodeError):
             pass  # it is measured anew
         peaks = training_peaks(runs, self.device)
-        seconds = step_seconds(runs, self.corpus, pick(self.device), TIMING_ROUNDS, self.watcher.on_timing)
+        seconds = step_seconds(runs, self.examples, pick(self.device), TIMING_ROUNDS, self.watcher.on_timing)
         cost = {name: Cost(seconds[name], peaks[name]) for name in runs}
         write_bytes(path, msgspec.json.encode(_StoredCost(key, cost)))
         return cost
@@ -209,7 +209,7 @@ class _Lab:
         tasks = [t for chain in chains for t in chain]
         for task in tasks:  # before any work is done
             check_train(task.run.train)
-            record.check_claim(task.folder, task.run, self.corpus.fingerprint)
+            record.check_claim(task.folder, task.run, self.examples.fingerprint)
         missing = [[t for t in chain if not self._settled(t, grid)] for chain in chains]
         missing = [chain for chain in missing if chain]
         self.watcher.on_tasks([t for chain in missing for t in chain])

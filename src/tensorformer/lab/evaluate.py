@@ -1,44 +1,50 @@
-"""Losses on held-out text."""
+"""Losses and accuracies on what was held out."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tensorformer.data.batches import evaluation_windows
+from tensorformer.data.batches import Windows
 from tensorformer.data.prepare import TokenPart
+from tensorformer.data.probe_tasks import UNSCORED
 from tensorformer.lab.device import autocast
 
 
+class Score(NamedTuple):
+    """How well a model did, over all targets that are scored."""
+
+    loss: float  # mean cross-entropy, nats per scored target
+    accuracy: float  # share of them to which the model gave the highest logit
+
+
 @torch.no_grad()
-def loss(
-    model: nn.Module, tokens: np.ndarray, context: int, limit: int, precision: str, span: int | None = None
-) -> float:
-    """Return the mean cross-entropy in nats per token over at most ``limit`` tokens, in windows of ``context``.
+def score(model: nn.Module, windows: Iterable[Windows], precision: str) -> Score:
+    """Return the mean cross-entropy and the accuracy over the targets that are not ``UNSCORED``.
 
     Args:
         model: tokens (b, t) to logits.
-        tokens: of one part of the corpus.
-        context: window length in tokens.
-        limit: tokens scored; the windows are spread over the whole part.
+        windows: inputs and targets, as ``data.examples.held_out`` yields them.
         precision: ``"float32"`` or ``"bf16"``.
-        span: windows are cut from stretches of this many tokens, so that several contexts score the same text.
     """
     device = next(model.parameters()).device
-    total, count = 0.0, 0
+    total, right, count = 0.0, 0, 0
     was_training = model.training
     model.eval()
-    for inputs, targets in evaluation_windows(tokens, context, limit, span=span):
+    for inputs, targets in windows:
+        targets = targets.to(device).flatten()
         with autocast(device, precision):
-            logits = model(inputs.to(device))
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.to(device).flatten(), reduction="sum")
-        total, count = total + losses.item(), count + targets.numel()
+            logits = model(inputs.to(device)).flatten(0, 1)
+        total += F.cross_entropy(logits.float(), targets, ignore_index=UNSCORED, reduction="sum").item()
+        right += int((logits.argmax(-1) == targets).sum())
+        count += int((targets != UNSCORED).sum())
     model.train(was_training)
-    return total / count
+    return Score(total / count, right / count)
 
 
 def bits_per_byte(nats_per_token: float, part: TokenPart) -> float:

@@ -11,7 +11,7 @@ import torch
 from tensorformer.data import tokenizer
 from tensorformer.data.decoder import Decoder
 from tensorformer.data.tokenizer import Tokenizer
-from tensorformer.errors import CheckpointError, DivergenceError
+from tensorformer.errors import CheckpointError, ConfigError, DivergenceError
 from tensorformer.lab import checkpoint, record
 from tensorformer.lab.batching import ContinuousBatch
 from tensorformer.lab.stop_text import StopText
@@ -21,6 +21,8 @@ from tensorformer.nn.model import TensorTransformer
 def load_run(folder: Path, device: torch.device) -> tuple[TensorTransformer, Tokenizer]:
     """Return the model and tokenizer of a run, from its last checkpoint."""
     run = record.read_run(folder)
+    if run.data.probe is not None:
+        raise ConfigError(f"{folder}: a run on a probe, which has no text; name a run that was trained on text")
     last = checkpoint.latest(folder)
     if last is None:
         raise CheckpointError(f"{folder}: has no checkpoint yet; train it first")

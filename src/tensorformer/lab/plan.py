@@ -10,6 +10,7 @@ from tensorformer.config.count import causal_flops, parameters, training_flops
 from tensorformer.config.load import description, variant_run
 from tensorformer.config.match import match
 from tensorformer.config.schema import Model, Recipe, Run
+from tensorformer.data.examples import Examples
 from tensorformer.data.prepare import Corpus
 from tensorformer.errors import ConfigError
 
@@ -66,26 +67,28 @@ def plan_one(recipe: Recipe, name: str | None) -> Planned:
     return next(p for p in plan(recipe) if p.name == name)
 
 
-def check_fits(corpus: Corpus, planned: list[Planned], contexts: tuple[int, ...]) -> None:
+def check_fits(examples: Examples, planned: list[Planned], contexts: tuple[int, ...]) -> None:
     """Refuse a model whose vocabulary is too small, or text that is too short, before a run is trained.
 
     Args:
-        corpus: the text.
+        examples: the text; a probe always fits, by the recipe's own checks.
         planned: what is to be trained on it.
         contexts: multiples of the training context at which losses will be measured.
     """
+    if not isinstance(examples, Corpus):
+        return
     for p in planned:
-        if corpus.vocab_size > p.run.model.vocab_size:
+        if examples.vocab_size > p.run.model.vocab_size:
             raise ConfigError(
                 f"$.model.vocab_size: {p.run.model.vocab_size:,} (in {p.name}) is less than the tokenizer's; "
-                f"write {corpus.vocab_size}"
+                f"write {examples.vocab_size}"
             )
     context = planned[0].run.train.context
     longest = max(contexts) * context
     for name, part, needed in (
-        ("training", corpus.train, context),
-        ("validation", corpus.validation, longest),
-        ("tuning", corpus.tuning, context),
+        ("training", examples.train, context),
+        ("validation", examples.validation, longest),
+        ("tuning", examples.tuning, context),
     ):
         if len(part.tokens) <= needed:
             times = f"{max(contexts)} × train.context" if needed > context else "train.context"

@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 import torch
 
 from tensorformer.config.schema import Run
-from tensorformer.data.prepare import prepare
+from tensorformer.data.examples import open_examples
 from tensorformer.errors import DivergenceError, TensorformerError
 from tensorformer.lab.device import pick
 from tensorformer.lab.interrupt import interrupts_ignored, interrupts_noted
@@ -170,7 +170,7 @@ def _train(
         train(
             task.run,
             task.folder,
-            prepare(task.run.data),
+            open_examples(task.run.data),
             pick(device_name),
             contexts=task.contexts,
             tuning=task.tuning,

@@ -32,11 +32,12 @@ class Identity(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True):
     """What a finished run measured."""
 
-    loss: float  # nats per token, on the validation part
-    bits_per_byte: float
+    loss: float  # nats per token, or per answer of a probe, on the validation part
+    bits_per_byte: float | None  # None: a probe, which has no bytes
     tuning_loss: float | None  # nats per token, on the part that only learning rates are chosen on; None: not asked
     context_losses: dict[int, float]  # tokens of context -> nats per token
     seconds: float
+    context_accuracies: dict[int, float] = {}  # of a probe's answers, by tokens of context
 
 
 def check_claim(folder: Path, run: Run, fingerprint: str) -> None:
@@ -158,11 +159,17 @@ def seed_result(folder: Path, seed: int) -> SeedResult:
         raise CheckpointError(f"{folder}: the run has not finished")
     clock = {row["step"]: row["seconds"] for row in read_rows(folder / TIMING)}
     curve = [
-        Point(row["step"], row["tokens"], clock.get(row["step"], 0.0), row["validation_loss"])
+        Point(
+            row["step"],
+            row["tokens"],
+            clock.get(row["step"], 0.0),
+            row["validation_loss"],
+            row.get("validation_accuracy"),
+        )
         for row in read_rows(folder / METRICS)
         if "validation_loss" in row
     ]
-    return SeedResult(seed, result.loss, result.bits_per_byte, result.context_losses, curve)
+    return SeedResult(seed, result.loss, result.bits_per_byte, result.context_losses, curve, result.context_accuracies)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

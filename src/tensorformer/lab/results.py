@@ -48,16 +48,18 @@ class Point(Struct, frozen=True):
     tokens: int
     seconds: float  # of training, evaluations left out
     loss: float  # nats per token on the validation part
+    accuracy: float | None = None  # of a probe's answers
 
 
 class SeedResult(Struct, frozen=True):
     """One finished run."""
 
     seed: int
-    loss: float  # final, nats per token
-    bits_per_byte: float
+    loss: float  # final, nats per token, or per answer of a probe
+    bits_per_byte: float | None  # None: a probe
     context_losses: dict[int, float]  # context length in tokens -> nats per token
     curve: list[Point]
+    context_accuracies: dict[int, float] = {}  # of a probe's answers
 
 
 class Variant(Struct, frozen=True):
@@ -72,7 +74,7 @@ class Variant(Struct, frozen=True):
     learning_rate: float
     learning_rate_losses: dict[str, float]  # the grid, on the tuning part; empty without a grid
     loss: Estimate
-    bits_per_byte: Estimate
+    bits_per_byte: Estimate | None  # None: a probe
     difference: Difference | None  # None for the baseline
     data_to_match: Ratio | None  # data it needs for the baseline's loss, relative to the baseline
     time_to_match: Ratio | None
@@ -82,6 +84,7 @@ class Variant(Struct, frozen=True):
     peak_memory: int  # bytes that training takes at its peak, over what its process held before; 0: not known
     seeds: list[SeedResult]
     config: str  # TOML of the resolved run, seed left out
+    context_accuracies: dict[int, Estimate] = {}  # of a probe's answers, by context length in tokens
 
 
 class Corpus(Struct, frozen=True):
@@ -95,6 +98,17 @@ class Corpus(Struct, frozen=True):
     validation_documents: int
     validation_tokens: int
     validation_tokens_used: int
+
+
+class Probe(Struct, frozen=True):
+    """The generated task that the runs were trained and judged on in the place of a corpus."""
+
+    name: str
+    description: str
+    vocab_size: int
+    answers: dict[int, int]  # scored, by context length in tokens
+    chance: float  # accuracy of a guess among all possible answers
+    perfect: dict[int, float]  # accuracy of an exact solver on the same answers, by context length
 
 
 FORMAT = 1  # rises when a field changes its meaning
@@ -113,9 +127,10 @@ class Comparison(Struct, frozen=True):
     tokens: int
     context: int
     seeds: list[int]
-    corpus: Corpus
+    corpus: Corpus | None  # None: a probe
     machine: dict[str, str]  # what it ran on: label -> text
     variants: list[Variant]
     notes: list[str]  # what a reader must know before believing the table
     baseline_curve: dict[int, Estimate]  # data-to-match: tokens -> the baseline's final loss; empty without it
     format: int = FORMAT
+    probe: Probe | None = None

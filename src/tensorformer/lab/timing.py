@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tensorformer.config.schema import Run
-from tensorformer.data.batches import Batches, Windows
-from tensorformer.data.prepare import Corpus
+from tensorformer.data.batches import Windows
+from tensorformer.data.examples import Examples, training_batches
 from tensorformer.lab.device import compiled
 from tensorformer.lab.optim import make_optimizers
 from tensorformer.lab.train import training_step
@@ -21,7 +21,7 @@ WARM_UPS = 2
 
 def step_seconds(
     runs: Mapping[str, Run],
-    corpus: Corpus,
+    examples: Examples,
     device: torch.device,
     rounds: int,
     on_round: Callable[[int, int], None] = lambda done, of: None,
@@ -30,15 +30,15 @@ def step_seconds(
 
     Args:
         runs: what to time, by name; nothing is saved.
-        corpus: where the batches come from.
+        examples: where the batches come from.
         device: where to compute, with as many threads as torch is set to.
         rounds: steps timed of each, after two to warm up.
         on_round: told the rounds done and their number.
     """
     steppers = {}
     for name, run in runs.items():
-        batches = Batches(corpus.train.tokens, run.train.context, run.train.batch_size, run.seed)
-        steppers[name] = stepper(run, batches.batch, device)
+        batch = training_batches(examples, run.train.context, run.train.batch_size, run.seed)
+        steppers[name] = stepper(run, batch, device)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(WARM_UPS + rounds):
         for name, take_step in steppers.items():

@@ -15,8 +15,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from tensorformer.config.schema import Run, Train, WarmupStableDecay
-from tensorformer.data.batches import Batches
+from tensorformer.data.examples import Examples, held_out, training_batches
 from tensorformer.data.prepare import Corpus
+from tensorformer.data.probe_tasks import UNSCORED
+from tensorformer.data.split import Part
 from tensorformer.errors import CheckpointError, DivergenceError
 from tensorformer.lab import checkpoint, evaluate, record
 from tensorformer.lab.device import autocast, compiled
@@ -42,7 +44,7 @@ class Interrupted(Exception):
 def train(
     run: Run,
     folder: Path,
-    corpus: Corpus,
+    examples: Examples,
     device: torch.device,
     *,
     contexts: tuple[int, ...] = (1,),
@@ -58,7 +60,7 @@ def train(
     Args:
         run: what to train.
         folder: the run's own; another configuration's is refused.
-        corpus: prepared text.
+        examples: prepared text, or a probe.
         device: where to compute.
         contexts: the final loss is measured at these multiples of the training context.
         tuning: measure the final loss on the tuning part too.
@@ -73,13 +75,13 @@ def train(
         DivergenceError: a loss or gradient was not finite.
         Interrupted: ``should_stop`` said so.
     """
-    record.claim(folder, run, corpus.fingerprint)
+    record.claim(folder, run, examples.fingerprint)
     with record.locked(folder):
         lengths = [run.train.context * c for c in contexts]
         if before := record.finished(folder, lengths, tuning):
             return before
-        seconds, forward = _train(run, folder, corpus, device, branch_from, on_progress, should_stop)
-        result = _measure(run, forward, corpus, lengths, tuning, seconds)
+        seconds, forward = _train(run, folder, examples, device, branch_from, on_progress, should_stop)
+        result = _measure(run, forward, examples, lengths, tuning, seconds)
         if not all(map(math.isfinite, (result.loss, *result.context_losses.values()))):
             raise DivergenceError(f"{folder}: its final loss is {result.loss}; lower train.optimizer.lr")
         record.write_result(folder, result)
@@ -89,7 +91,7 @@ def train(
 def _train(
     run: Run,
     folder: Path,
-    corpus: Corpus,
+    examples: Examples,
     device: torch.device,
     branch_from: Path | None,
     on_progress: Callable[[Progress], None],
@@ -100,9 +102,10 @@ def _train(
 
     model = TensorTransformer(run.model, run.seed).to(device)
     optimizers = make_optimizers(model, config.optimizer)
-    batches = Batches(corpus.train.tokens, config.context, config.batch_size, run.seed)
+    batch = training_batches(examples, config.context, config.batch_size, run.seed)
     start, seconds = _resume(run, folder, branch_from, model, optimizers)
-    corpus.tokenizer.save(folder)  # so that the run can speak for itself
+    if isinstance(examples, Corpus):
+        examples.tokenizer.save(folder)  # so that the run can speak for itself
     forward = compiled(model, config, device)
 
     keep = {decay_start(config)} if isinstance(config.schedule, WarmupStableDecay) else set()
@@ -113,7 +116,7 @@ def _train(
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = config.optimizer.lr * rate(step, config)
-            inputs, targets = batches.batch(step)
+            inputs, targets = batch(step)
             try:
                 loss, norm = training_step(forward, optimizers, inputs.to(device), targets.to(device), config)
             except NotFinite as e:
@@ -126,9 +129,12 @@ def _train(
             tokens = done * config.batch_size * config.context
             log(step=done, tokens=tokens, loss=loss, lr=config.optimizer.lr * rate(step, config), grad_norm=norm)
             if done % config.evaluate_every == 0 or done == steps:
-                part = corpus.validation.tokens
-                held_out = evaluate.loss(forward, part, config.context, config.evaluate_tokens, config.precision)
-                log(step=done, tokens=tokens, validation_loss=held_out)
+                windows = held_out(examples, "validation", config.context, config.evaluate_tokens)
+                found = evaluate.score(forward, windows, config.precision)
+                row = {"validation_loss": found.loss}
+                if run.data.probe is not None:
+                    row["validation_accuracy"] = found.accuracy
+                log(step=done, tokens=tokens, **row)
                 clock(step=done, seconds=seconds)
             stop = done < steps and should_stop()
             if done % config.checkpoint_every == 0 or done == steps or done in keep or stop:
@@ -162,17 +168,19 @@ def training_step(
     """Take one optimiser step on a batch, in as many forward passes as the config says.
 
     Returns:
-        The mean loss in nats per token, and the gradient's norm before clipping.
+        The mean loss in nats per scored target, and the gradient's norm before clipping.
 
     Raises:
         NotFinite: before anything is updated.
     """
     micro = config.micro_batch_size or len(inputs)
     total = torch.zeros((), device=inputs.device)
+    scored = (targets != UNSCORED).sum()
     for x, y in zip(inputs.split(micro), targets.split(micro), strict=True):
         with autocast(inputs.device, config.precision):
             logits = forward(x)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()) * (len(x) / len(inputs))
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=UNSCORED, reduction="sum")
+        loss = losses / scored
         loss.backward()
         total += loss.detach()
     value = total.item()
@@ -211,20 +219,24 @@ def _resume(
 
 
 def _measure(
-    run: Run, forward: nn.Module, corpus: Corpus, lengths: list[int], tuning: bool, seconds: float
+    run: Run, forward: nn.Module, examples: Examples, lengths: list[int], tuning: bool, seconds: float
 ) -> record.Result:
     config = run.train
-    span = max(lengths)
-    by_length = {
-        n: evaluate.loss(forward, corpus.validation.tokens, n, config.final_tokens, config.precision, span=span)
-        for n in lengths
-    }
-    tuned = None
-    if tuning:
-        tuned = evaluate.loss(forward, corpus.tuning.tokens, config.context, config.final_tokens, config.precision)
-    final = by_length[config.context]
-    bits = evaluate.bits_per_byte(final, corpus.validation)
-    return record.Result(final, bits, tuned, by_length, seconds)
+
+    def score(part: Part, context: int, span: int) -> evaluate.Score:
+        windows = held_out(examples, part, context, config.final_tokens, span=span)
+        return evaluate.score(forward, windows, config.precision)
+
+    found = {n: score("validation", n, max(lengths)) for n in lengths}
+    final = found[config.context]
+    return record.Result(
+        loss=final.loss,
+        bits_per_byte=evaluate.bits_per_byte(final.loss, examples.validation) if isinstance(examples, Corpus) else None,
+        tuning_loss=score("tuning", config.context, config.context).loss if tuning else None,
+        context_losses={n: s.loss for n, s in found.items()},
+        seconds=seconds,
+        context_accuracies={n: s.accuracy for n, s in found.items()} if run.data.probe is not None else {},
+    )
 
 
 def _explain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import altair as alt
@@ -13,8 +14,13 @@ from tensorformer.report.theme import Theme
 
 ROW_HEIGHT = (46, 64)  # of one variant in the difference plot, least and most
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-LOSS = "Validation loss (nats per token)"
-FINAL = "Final validation loss (nats per token)"
+LOSS = "Validation loss"
+FINAL = "Final validation loss"
+
+
+def loss_axis(comparison: Comparison, field: str, title: str) -> alt.Y:
+    """Return the y axis of a loss, with its unit."""
+    return number_axis(field, f"{title} ({series.unit(comparison)})")
 
 
 def curves(comparison: Comparison, theme: Theme) -> Drawing | None:
@@ -33,7 +39,7 @@ def curves(comparison: Comparison, theme: Theme) -> Drawing | None:
     pen = Pen(comparison, theme, "line")
     tips = [tip("variant", "Variant"), tip("tokens", "Tokens", ",d"), tip("loss", "Mean loss", ".4f")]
     tips += [tip("low", "Lowest seed", ".4f"), tip("high", "Highest seed", ".4f")]
-    return pen.stack(pen.trace(values, token_axis(), lambda field: number_axis(field, LOSS), "loss", tips))
+    return pen.stack(pen.trace(values, token_axis(), lambda field: loss_axis(comparison, field, LOSS), "loss", tips))
 
 
 def gaps(comparison: Comparison, theme: Theme) -> Drawing | None:
@@ -50,7 +56,7 @@ def gaps(comparison: Comparison, theme: Theme) -> Drawing | None:
     if not values:
         return None
     pen = Pen(comparison, theme, "line")
-    title = "Loss − baseline’s loss, same seed (nats per token)"
+    title = f"Loss − baseline’s loss, same seed ({series.unit(comparison)})"
     tips = [tip("variant", "Variant"), tip("tokens", "Tokens", ",d"), tip("difference", "Mean difference", "+.4f")]
     tips += [tip("low", "Lowest seed", "+.4f"), tip("high", "Highest seed", "+.4f")]
     layers = pen.trace(
@@ -81,7 +87,10 @@ def differences(comparison: Comparison, theme: Theme) -> Drawing | None:
     pad = 0.04 * (max(edges) - min(edges))
     scale = alt.Scale(domain=[min(edges) - pad, max(edges) + pad], nice=False, zero=False)
     axis = alt.Axis(
-        title="Loss − baseline’s loss (nats per token; left is better)", labelExpr=SIGNED, grid=False, tickCount=6
+        title=f"Loss − baseline’s loss ({series.unit(comparison)}; left is better)",
+        labelExpr=SIGNED,
+        grid=False,
+        tickCount=6,
     )
     order = [str(row["id"]) for row in values]
     y = alt.Y("id:N", axis=None, scale=alt.Scale(domain=order, padding=0))
@@ -130,26 +139,45 @@ def contexts(comparison: Comparison, theme: Theme) -> Drawing | None:
     if not values:
         return None
     pen = Pen(comparison, theme, "point")
+    word = tip("text", "Loss ± 95 %")
+    return pen.stack(
+        by_length(pen, comparison, values, "loss", lambda field: loss_axis(comparison, field, FINAL), word)
+    )
+
+
+def by_length(
+    pen: Pen, comparison: Comparison, values: list[series.Row], mean: str, y: Callable[[str], alt.Y], word: Any
+) -> list[Any]:
+    """Return the layers of means with their intervals against the context length at evaluation.
+
+    Args:
+        pen: To draw with.
+        comparison: What is drawn.
+        values: Rows with ``context``, ``at``, the mean, and ``low`` and ``high`` where there is an interval.
+        mean: The field that holds the mean.
+        y: The axis of a field.
+        word: The tooltip's line that says the mean.
+    """
     lengths = sorted({int(row["context"]) for row in values})
     scale = alt.Scale(type="log", base=2, domain=[lengths[0] / 1.25, lengths[-1] * 1.25], nice=False)
     axis = alt.Axis(title="Context at evaluation (tokens, log scale)", values=lengths, format=",d", grid=False)
     x = alt.X("at:Q", scale=scale, axis=axis)
-    tips = [tip("variant", "Variant"), tip("context", "Context", ",d"), tip("text", "Loss ± 95 %")]
+    tips = [tip("variant", "Variant"), tip("context", "Context", ",d"), word]
     base = pen.rows(values).encode(x=x, opacity=pen.shown())
     spans = pen.rows([row for row in values if "low" in row]).encode(x=x, color=pen.colour(), opacity=pen.shown(0.8))
     layers = [
-        base.mark_line(strokeWidth=1.4).encode(y=number_axis("loss", FINAL), color=pen.colour(), strokeDash=pen.dash()),
-        spans.mark_rule(strokeWidth=1.4).encode(y=number_axis("low", FINAL), y2="high"),
+        base.mark_line(strokeWidth=1.4).encode(y=y(mean), color=pen.colour(), strokeDash=pen.dash()),
+        spans.mark_rule(strokeWidth=1.4).encode(y=y("low"), y2="high"),
         base.mark_point(filled=True, opacity=1, size=60).encode(
-            y=number_axis("loss", FINAL), color=pen.colour(), shape=pen.shape(), tooltip=tips
+            y=y(mean), color=pen.colour(), shape=pen.shape(), tooltip=tips
         ),
     ]
     if comparison.context in lengths and len(lengths) > 1:
         at = pen.rows([{"at": comparison.context, "text": "training context"}]).encode(x=x)
         rule = at.mark_rule(color=pen.paint("muted"), strokeDash=[2, 3])
-        word = at.mark_text(align="left", dx=5, baseline="top", color=pen.paint("muted"), fontSize=11)
-        layers = [rule, *layers, word.encode(y=alt.value(2), text="text:N")]
-    return pen.stack(layers)
+        said = at.mark_text(align="left", dx=5, baseline="top", color=pen.paint("muted"), fontSize=11)
+        layers = [rule, *layers, said.encode(y=alt.value(2), text="text:N")]
+    return layers
 
 
 def wall_clock(comparison: Comparison, theme: Theme) -> Drawing | None:
@@ -173,7 +201,7 @@ def wall_clock(comparison: Comparison, theme: Theme) -> Drawing | None:
     x = alt.X("time:Q", axis=axis, scale=alt.Scale(nice=False, zero=False))
     tips = [tip("variant", "Variant"), tip("time", f"Time ({unit})", ".2f"), tip("loss", "Mean loss", ".4f")]
     tips += [tip("tokens", "Tokens", ",d"), tip("measured", "Clock of the runs (s)", ",.0f")]
-    return pen.stack(pen.trace(values, x, lambda field: number_axis(field, LOSS), "loss", tips))
+    return pen.stack(pen.trace(values, x, lambda field: loss_axis(comparison, field, LOSS), "loss", tips))
 
 
 def data_to_match(comparison: Comparison, theme: Theme) -> Drawing | None:
@@ -203,9 +231,9 @@ def data_to_match(comparison: Comparison, theme: Theme) -> Drawing | None:
     base = pen.rows(lengths).encode(x=x, color=pen.colour())
     spans = pen.rows([row for row in lengths if "low" in row]).encode(x=x, color=pen.colour())
     equal, here = pen.rows([row for row in found if "equal" in row]), pen.rows(found)
-    y = number_axis("loss", FINAL)
+    y = loss_axis(comparison, "loss", FINAL)
     layers = [
-        spans.mark_rule(strokeWidth=1.4).encode(y=number_axis("low", FINAL), y2="high"),
+        spans.mark_rule(strokeWidth=1.4).encode(y=loss_axis(comparison, "low", FINAL), y2="high"),
         base.mark_line(strokeWidth=1.8).encode(y=y),
         equal.mark_rule(strokeWidth=1.2, strokeDash=[3, 2]).encode(
             x=x, x2="equal", y=y, color=pen.colour(), opacity=pen.shown()

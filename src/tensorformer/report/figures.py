@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorformer.lab.results import Comparison
-from tensorformer.report import charts, series
+from tensorformer.report import accuracy, charts, series
 from tensorformer.report import quantities as q
 from tensorformer.report.theme import Theme
 
+ORDER = (
+    "difference",
+    "accuracy",
+    "accuracy_context",
+    "curves",
+    "gap",
+    "context",
+    "wall_clock",
+    "data_to_match",
+)
 Draw = Callable[[Comparison, Theme], Any]
 
 
@@ -48,6 +58,10 @@ def figures(comparison: Comparison) -> list[Figure]:
     dots = " Bar: 95\u202f% interval; open circles: the seeds." if many else ""
     apart = " Points are moved sideways a little so that they do not cover one another." if others else ""
     start = f" The first {cut:,} tokens are not drawn." if cut else ""
+    text = comparison.probe is None
+    levels = "Dashed: a perfect learner, and a guess among all possible answers."
+    others_than = "other windows than" if text else "fewer examples than"
+    cut_to = "when the same text is cut into windows" if text else "on examples"
     found = []
 
     def add(key: str, title: str, draw: Draw, label: str, *caption: str) -> None:
@@ -62,14 +76,30 @@ def figures(comparison: Comparison) -> list[Figure]:
             f"Final loss less that of {name}; left of the line is better.{dots}",
             f"Shaded: ±δ = {comparison.delta:g}, too small to matter.",
         )
+    if series.accuracies(comparison):
+        add(
+            "accuracy",
+            "Accuracy along training",
+            accuracy.along_training,
+            _spoken_accuracies(comparison),
+            f"Share of right answers on the validation part during training{mean}. {band} {levels}",
+        )
+    if series.context_accuracies(comparison):
+        add(
+            "accuracy_context",
+            "Accuracy against context length",
+            accuracy.by_context,
+            _spoken_context_accuracies(comparison),
+            f"Share of right answers at the end, on examples made for this length. {bars}{apart} {levels}",
+        )
     if series.curves(comparison):
         add(
             "curves",
             "Loss along training",
             charts.curves,
             _spoken_curves(comparison),
-            f"Loss on the validation part during training{mean}. {band}It is taken on other windows than the "
-            f"final loss, and need not end there. {start}",
+            f"Loss on the validation part during training{mean}. {band} It is taken on {others_than} the final loss, "
+            f"and need not end there.{start}",
         )
     if series.gaps(comparison):
         add(
@@ -86,7 +116,7 @@ def figures(comparison: Comparison) -> list[Figure]:
             "Loss against context length",
             charts.contexts,
             _spoken_contexts(comparison),
-            f"Final loss when the same text is cut into windows of this length. {bars}{apart}",
+            f"Final loss {cut_to} of this length. {bars}{apart}",
         )
     if series.curves(comparison):
         add(
@@ -114,12 +144,24 @@ def _spoken_differences(comparison: Comparison) -> str:
         f"{r['variant']} {r['text']}, 95 % interval {r['interval']}, {r['verdict']}"
         for r in series.differences(comparison)
     ]
-    return f"Interval plot of the final loss less that of {comparison.baseline}, nats per token. {'; '.join(parts)}."
+    what = f"the final loss less that of {comparison.baseline}, {series.unit(comparison)}"
+    return f"Interval plot of {what}. {'; '.join(parts)}."
 
 
 def _spoken_curves(comparison: Comparison) -> str:
     parts = [f"{v.name} ends at {q.level(v.loss)}" for v in series.ordered(comparison)]
-    return f"Line chart of validation loss against training tokens. {'; '.join(parts)} nats per token."
+    return f"Line chart of validation loss against training tokens. {'; '.join(parts)} {series.unit(comparison)}."
+
+
+def _spoken_accuracies(comparison: Comparison) -> str:
+    last = {row["variant"]: float(row["accuracy"]) for row in series.accuracies(comparison)}
+    parts = [f"{name} ends at {q.share(found)}" for name, found in last.items()]
+    return f"Line chart of the share of right answers against training tokens. {'; '.join(parts)}."
+
+
+def _spoken_context_accuracies(comparison: Comparison) -> str:
+    parts = [f"{r['variant']} at {r['context']} tokens {r['text']}" for r in series.context_accuracies(comparison)]
+    return f"Chart of the share of right answers against context length. {'; '.join(parts)}."
 
 
 def _spoken_contexts(comparison: Comparison) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import importlib.resources
 import shlex
 from dataclasses import dataclass
@@ -11,19 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import vl_convert
 
 from tensorformer.files import write_bytes, write_text
 from tensorformer.lab.results import Comparison, Variant
-from tensorformer.report import escape, series, table, theme, words
+from tensorformer.report import escape, series, table, theme, vega, words
 from tensorformer.report import quantities as q
-from tensorformer.report.figures import Figure, figures
+from tensorformer.report.figures import ORDER, Figure, figures
 from tensorformer.report.html import environment, policy
-from tensorformer.report.pen import HEIGHT, configure
+from tensorformer.report.pen import HEIGHT
 
-VEGA_LITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-PNG_WIDTH = 600
-PNG_SCALE = 2.0
 OUTLINES = {  # of the point shapes, for the page's key
     "square": "M9.5 2.5h7v7h-7z",
     "triangle-up": "M13 1.5 17.6 9.8H8.4z",
@@ -55,10 +50,10 @@ def write_report(comparison: Comparison, folder: Path) -> Path:
         The path of ``report.html``.
     """
     drawn = figures(comparison)
-    pictures = {figure.png: _png(_wide(figure, comparison)) for figure in drawn}
+    pictures = {figure.png: vega.png(vega.wide(figure.draw(comparison, theme.PNG))) for figure in drawn}
     summary = _summary(drawn, comparison)
     if summary is not None:
-        pictures["summary.png"] = _png(summary)
+        pictures["summary.png"] = vega.png(summary)
     context = _context(comparison, drawn)
     markdown, page = _markdown(context), _page(context)
     for name in {*KEYS, *pictures}:
@@ -71,16 +66,12 @@ def write_report(comparison: Comparison, folder: Path) -> Path:
     return folder / "report.html"
 
 
-KEYS = [f"{key}.png" for key in ("difference", "curves", "gap", "context", "wall_clock", "data_to_match", "summary")]
-
-
-def _wide(figure: Figure, comparison: Comparison) -> dict[str, Any]:
-    drawing = figure.draw(comparison, theme.PNG)
-    return _finish(drawing.chart.properties(width=PNG_WIDTH), theme.PNG, drawing.datasets)
+KEYS = [f"{key}.png" for key in (*ORDER, "summary")]
 
 
 def _summary(drawn: list[Figure], comparison: Comparison) -> dict[str, Any] | None:
-    panels = [figure for figure in drawn if figure.key in ("difference", "curves")]
+    second = "curves" if comparison.probe is None else "accuracy"
+    panels = [figure for figure in drawn if figure.key in ("difference", second)]
     charts, datasets = [], {}
     for figure in panels:
         drawing = figure.draw(comparison, theme.PNG)
@@ -93,33 +84,7 @@ def _summary(drawn: list[Figure], comparison: Comparison) -> dict[str, Any] | No
         return None
     both = alt.hconcat(*charts, spacing=40)
     both = both.resolve_scale(color="independent", shape="independent", strokeDash="independent")
-    return _finish(both, theme.PNG, datasets)
-
-
-def _spec(figure: Figure, comparison: Comparison) -> dict[str, Any]:
-    drawing = figure.draw(comparison, theme.PAGE)
-    chart = drawing.chart.add_params(alt.param(name="focus", value=""))
-    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
-    spec = _finish(chart.properties(width="container", autosize=fit), theme.PAGE, drawing.datasets)
-    del spec["$schema"]  # an address nobody needs to ask for
-    return spec
-
-
-def _finish(chart: Any, to: theme.Theme, datasets: dict[str, list[series.Row]]) -> dict[str, Any]:
-    return configure(chart, to).to_dict() | {"datasets": datasets}
-
-
-def _png(spec: dict[str, Any]) -> bytes:
-    return vl_convert.vegalite_to_png(spec | {"padding": 14}, vl_version=VEGA_LITE, scale=PNG_SCALE)
-
-
-@functools.cache
-def _bundle() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script without imports."""
-    text = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
-    if "</script" in text.lower() or "<!--" in text:
-        raise ValueError("the Vega bundle would end its own script element")
-    return text
+    return vega.finish(both, theme.PNG, datasets)
 
 
 def _context(comparison: Comparison, drawn: list[Figure]) -> dict[str, Any]:
@@ -131,6 +96,7 @@ def _context(comparison: Comparison, drawn: list[Figure]) -> dict[str, Any]:
         "comparison": comparison,
         "answer": words.answer(comparison),
         "setting": _setting(comparison),
+        "unit": series.unit(comparison),
         "columns": table.columns(comparison),
         "lines": lines,
         "table_caption": _caption(comparison),
@@ -152,7 +118,7 @@ def _setting(comparison: Comparison) -> str:
     n = len(comparison.variants)
     parts = [words.count(n, "variant"), words.count(len(comparison.seeds), "seed")]
     parts += [f"{q.scaled(comparison.tokens, '', 0.1)} tokens a run", f"context {comparison.context:,}"]
-    return " · ".join([*parts, comparison.corpus.source, _when(comparison.created)])
+    return " · ".join([*parts, series.source(comparison), _when(comparison.created)])
 
 
 def _when(created: str) -> str:
@@ -167,7 +133,8 @@ def _caption(comparison: Comparison) -> str:
     spread = "± and … are 95 % intervals over seeds" if len(comparison.seeds) > 1 else "one seed, so no intervals"
     under = {"params": "parameters", "flops": "compute", "none": ""}[comparison.match]
     apart = f"; under {under}, the distance from the baseline" if under and len(comparison.variants) > 1 else ""
-    text = f"Final validation loss after {comparison.tokens:,} training tokens in windows of {comparison.context:,}"
+    what = "loss" if comparison.probe is None else "loss and share of right answers"
+    text = f"Final validation {what} after {comparison.tokens:,} training tokens in windows of {comparison.context:,}"
     return f"{text}; {spread}{apart}."
 
 
@@ -197,8 +164,8 @@ def _markdown(context: dict[str, Any]) -> str:
 def _page(context: dict[str, Any]) -> str:
     templates = importlib.resources.files("tensorformer.report") / "templates"
     css = theme.css() + (templates / "page.css").read_text(encoding="utf-8")
-    scripts = [_bundle(), (templates / "page.js").read_text(encoding="utf-8")] if context["figures"] else []
-    specs = {f"chart-{f.key}": _spec(f, context["comparison"]) for f in context["figures"]}
+    scripts = [vega.bundle(), (templates / "page.js").read_text(encoding="utf-8")] if context["figures"] else []
+    specs = {f"chart-{f.key}": vega.responsive(f.draw(context["comparison"], theme.PAGE)) for f in context["figures"]}
     return (
         environment(True)
         .get_template("page.html.jinja")

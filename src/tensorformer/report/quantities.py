@@ -71,6 +71,23 @@ def percent(share: float) -> str:
     return f"{signed(share * 100, 2)}{THIN}%"
 
 
+def share(value: float) -> str:
+    """Return a share of one in percent, with one decimal."""
+    return f"{number(value * 100, 1)}{THIN}%"
+
+
+def share_parts(estimate: Estimate) -> tuple[str, str]:
+    """Return the mean share in percent, and ``± half width`` or an empty text where there is no interval."""
+    if estimate.low is None or estimate.high is None:
+        return share(estimate.mean), ""
+    return share(estimate.mean), f"± {number((estimate.high - estimate.low) * 50, 1)}"
+
+
+def share_level(estimate: Estimate) -> str:
+    """Return ``mean ± half width`` in percent, or the mean alone."""
+    return " ".join(share_parts(estimate)).rstrip()
+
+
 def learning_rate(value: float) -> str:
     """Return a learning rate as people write it in recipes."""
     return f"{value:.4g}" if value >= 1e-4 else f"{value:.2e}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tensorformer.lab.results import Comparison, Estimate, Point, Variant
 from tensorformer.report import quantities as q
 
@@ -15,6 +17,16 @@ FEWEST_POINTS = 3  # on every curve, else the start is drawn too
 def ordered(comparison: Comparison) -> list[Variant]:
     """Return the variants, the baseline first."""
     return sorted(comparison.variants, key=lambda v: v.name != comparison.baseline)
+
+
+def unit(comparison: Comparison) -> str:
+    """Return what losses are measured in."""
+    return "nats per token" if comparison.probe is None else "nats per answer"
+
+
+def source(comparison: Comparison) -> str:
+    """Return where the text is from, or the name of the probe."""
+    return comparison.probe.name if comparison.probe else comparison.corpus.source if comparison.corpus else ""
 
 
 def baseline_of(comparison: Comparison) -> Variant | None:
@@ -84,6 +96,21 @@ def curves(comparison: Comparison) -> list[Row]:
     return rows
 
 
+def accuracies(comparison: Comparison) -> list[Row]:
+    """Return the accuracy of a probe's answers along training: mean over seeds, and the lowest and highest seed."""
+    rows: list[Row] = []
+    for variant, mark in marks(comparison):
+        for step, points in common_steps(variant).items():
+            found = [point.accuracy for point in points if point.accuracy is not None]
+            if len(found) == len(points):
+                rows.append(
+                    mark
+                    | {"step": step, "tokens": points[0].tokens, "accuracy": mean(found)}
+                    | {"low": min(found), "high": max(found)}
+                )
+    return rows
+
+
 def gaps(comparison: Comparison) -> list[Row]:
     """Return the paired difference to the baseline along training: mean, lowest and highest over shared seeds."""
     rows: list[Row] = []
@@ -143,17 +170,30 @@ def seed_differences(comparison: Comparison) -> list[Row]:
 
 def contexts(comparison: Comparison) -> list[Row]:
     """Return the final loss by context length; ``at`` is the length moved a little, so that intervals do not cover."""
-    rows: list[Row] = []
+    return [
+        row | {"loss": estimate.mean, "text": q.level(estimate)} | bounds(estimate)
+        for row, estimate in _side_by_side(comparison, lambda v: v.context_losses)
+    ]
+
+
+def context_accuracies(comparison: Comparison) -> list[Row]:
+    """Return the final accuracy of a probe's answers by context length, placed as ``contexts`` places losses."""
+    return [
+        row | {"accuracy": estimate.mean, "text": q.share_level(estimate)} | bounds(estimate)
+        for row, estimate in _side_by_side(comparison, lambda v: v.context_accuracies)
+    ]
+
+
+def _side_by_side(
+    comparison: Comparison, by_length: Callable[[Variant], dict[int, Estimate]]
+) -> list[tuple[Row, Estimate]]:
+    rows: list[tuple[Row, Estimate]] = []
     variants = marks(comparison)
     spread = min(0.035, 0.3 / max(1, len(variants)))  # octaves between neighbours
     for i, (variant, mark) in enumerate(variants):
         shift = 2.0 ** (spread * (i - (len(variants) - 1) / 2))
-        for length, estimate in sorted(variant.context_losses.items()):
-            rows.append(
-                mark
-                | {"context": length, "at": length * shift, "loss": estimate.mean, "text": q.level(estimate)}
-                | bounds(estimate)
-            )
+        for length, estimate in sorted(by_length(variant).items()):
+            rows.append((mark | {"context": length, "at": length * shift}, estimate))
     return rows
 
 

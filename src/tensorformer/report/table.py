@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorformer.lab.results import Comparison, Variant
+from tensorformer.lab.results import Comparison, Corpus, Probe, Variant
 from tensorformer.report import quantities as q
 from tensorformer.report import series, words
 
@@ -37,12 +37,13 @@ class Line:
 
 def columns(comparison: Comparison) -> list[Column]:
     """Return the headings after the variant's own; a ratio that no variant has is left out."""
+    unit = series.unit(comparison)
     found = [
         Column("Parameters"),
         Column("Compute", "training, per token"),
-        Column("Final loss", "nats per token"),
-        Column("Bits per byte"),
-        Column("Difference", "nats per token"),
+        Column("Final loss", unit),
+        _second(comparison),
+        Column("Difference", unit),
         Column("Verdict"),
         Column("Data to match", "× baseline"),
         Column("Time to match", "× baseline"),
@@ -54,6 +55,14 @@ def columns(comparison: Comparison) -> list[Column]:
     if all(v.time_to_match is None for v in comparison.variants if v.name != comparison.baseline):
         found = [column for column in found if column.title != "Time to match"]
     return found
+
+
+def _second(comparison: Comparison) -> Column:
+    """Return the column beside the loss: what says the same in another measure."""
+    probe = comparison.probe
+    if probe is None:
+        return Column("Bits per byte")
+    return Column("Accuracy", f"chance {q.share(probe.chance)}")
 
 
 def lines(comparison: Comparison) -> list[Line]:
@@ -81,7 +90,6 @@ def _cells(comparison: Comparison, variant: Variant, is_baseline: bool) -> dict[
         "Parameters": Cell(q.scaled(variant.n_params, "", 0.1), apart if comparison.match == "params" else ""),
         "Compute": Cell(q.scaled(variant.flops_per_token, "FLOP", 0.1), apart if comparison.match == "flops" else ""),
         "Final loss": Cell(*q.level_parts(variant.loss)),
-        "Bits per byte": Cell(*q.level_parts(variant.bits_per_byte)),
         "Difference": Cell(q.ABSENT),
         "Verdict": Cell("baseline" if is_baseline else q.ABSENT),
         "Data to match": Cell(
@@ -93,6 +101,10 @@ def _cells(comparison: Comparison, variant: Variant, is_baseline: bool) -> dict[
         "Speed": Cell(q.scaled(variant.tokens_per_second, "")),
         "Peak memory": Cell(q.size(variant.peak_memory)),
     }
+    if variant.bits_per_byte is not None:
+        cells["Bits per byte"] = Cell(*q.level_parts(variant.bits_per_byte))
+    if variant.context_accuracies:
+        cells["Accuracy"] = Cell(*q.share_parts(variant.context_accuracies[comparison.context]))
     if variant.difference is not None:
         estimate = variant.difference.estimate
         span = q.interval(estimate)
@@ -102,16 +114,19 @@ def _cells(comparison: Comparison, variant: Variant, is_baseline: bool) -> dict[
 
 
 def seed_lines(comparison: Comparison, variant: Variant) -> tuple[list[Column], list[list[str]]]:
-    """Return the table of one variant's seeds: final loss, bits per byte, difference."""
-    heads = [Column("Seed"), Column("Final loss", "nats per token"), Column("Bits per byte")]
+    """Return the table of one variant's seeds: final loss, bits per byte or accuracy, difference."""
+    unit = series.unit(comparison)
+    heads = [Column("Seed"), Column("Final loss", unit), Column(_second(comparison).title)]
     base = series.baseline_of(comparison)
     pairs = variant.difference.per_seed if variant.difference is not None else {}
     compared = base is not variant and variant.difference is not None
     if compared:
-        heads.append(Column("Difference", "nats per token"))
+        heads.append(Column("Difference", unit))
     body = []
     for seed in variant.seeds:
-        cells = [str(seed.seed), q.number(seed.loss, 4), q.number(seed.bits_per_byte, 4)]
+        bits, right = seed.bits_per_byte, seed.context_accuracies.get(comparison.context)
+        second = q.number(bits, 4) if bits is not None else q.ABSENT if right is None else q.share(right)
+        cells = [str(seed.seed), q.number(seed.loss, 4), second]
         if compared:
             cells.append(q.signed(pairs[seed.seed], 4) if seed.seed in pairs else q.ABSENT)
         body.append(cells)
@@ -141,20 +156,41 @@ def rate_lines(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[
 
 def facts(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
     """Return what the runs were trained on, by heading."""
-    corpus = comparison.corpus
     training = [
         ("Tokens", f"{comparison.tokens:,} a run"),
         ("Context", f"{comparison.context:,} tokens"),
         ("Seeds", ", ".join(str(seed) for seed in comparison.seeds)),
         ("Matched in", {"params": "parameters", "flops": "FLOPs", "none": "nothing"}[comparison.match]),
         ("Tolerance", f"{100 * comparison.tolerance:g} %"),
-        ("δ", f"{comparison.delta:g} nats per token"),
+        ("δ", f"{comparison.delta:g} {series.unit(comparison)}"),
     ]
-    text = [
+    found = {"Training": training}
+    if comparison.corpus is not None:
+        found["Corpus"] = _corpus(comparison.corpus)
+    if comparison.probe is not None:
+        found["Probe"] = _probe(comparison.probe)
+    return found | {"Machine": list(comparison.machine.items())}
+
+
+def _corpus(corpus: Corpus) -> list[tuple[str, str]]:
+    return [
         ("Source", corpus.source),
         ("Tokenizer", f"{corpus.tokenizer}, {corpus.vocab_size:,} tokens"),
         ("Training part", f"{corpus.train_documents:,} documents, {corpus.train_tokens:,} tokens"),
         ("Validation part", f"{corpus.validation_documents:,} documents, {corpus.validation_tokens:,} tokens"),
         ("Final loss over", f"{corpus.validation_tokens_used:,} tokens"),
     ]
-    return {"Training": training, "Corpus": text, "Machine": list(comparison.machine.items())}
+
+
+def _probe(probe: Probe) -> list[tuple[str, str]]:
+    by_length = [
+        (f"At {n:,} tokens", f"{count:,} answers; a perfect learner gets {q.share(probe.perfect[n])}")
+        for n, count in sorted(probe.answers.items())
+    ]
+    return [
+        ("Task", probe.name),
+        ("Of", probe.description),
+        ("Vocabulary", f"{probe.vocab_size:,} tokens"),
+        ("Chance", f"{q.share(probe.chance)}, a guess among all possible answers"),
+        *by_length,
+    ]

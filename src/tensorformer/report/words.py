@@ -41,7 +41,7 @@ def clause(variant: Variant, difference: Difference, delta: float) -> str:
 
 
 def answer(comparison: Comparison) -> str:
-    """Return the result as one sentence.
+    """Return the result as one sentence, and a probe's accuracies as another.
 
     Args:
         comparison: The finished comparison.
@@ -49,14 +49,15 @@ def answer(comparison: Comparison) -> str:
     Returns:
         Plain text, not escaped.
     """
+    unit, accuracy = series.unit(comparison), _accuracy(comparison)
     base = series.baseline_of(comparison)
     judged = [(v, v.difference) for v in series.ordered(comparison) if v.difference is not None]
     if base is None or not judged:
-        levels = "; ".join(f"{v.name} reached {q.level(v.loss)} nats per token" for v in series.ordered(comparison))
-        return f"{levels}. There is nothing to compare it with."
-    head = f"Against {base.name} ({q.level(base.loss)} nats per token, {count(base.loss.n, 'seed')})"
+        levels = "; ".join(f"{v.name} reached {q.level(v.loss)} {unit}" for v in series.ordered(comparison))
+        return f"{levels}. There is nothing to compare it with.{accuracy}"
+    head = f"Against {base.name} ({q.level(base.loss)} {unit}, {count(base.loss.n, 'seed')})"
     if len(judged) <= SPELLED_OUT:
-        return f"{head}: {'; '.join(clause(v, d, comparison.delta) for v, d in judged)}."
+        return f"{head}: {'; '.join(clause(v, d, comparison.delta) for v, d in judged)}.{accuracy}"
     said = {
         "better": "better",
         "same": f"the same within δ\u202f=\u202f{comparison.delta:g}",
@@ -71,7 +72,21 @@ def answer(comparison: Comparison) -> str:
             parts.append(
                 f"{len(names)} of {len(judged)} {'is' if len(names) == 1 else 'are'} {words} ({', '.join(names)})"
             )
-    return f"{head}: {'; '.join(parts)}."
+    return f"{head}: {'; '.join(parts)}.{accuracy}"
+
+
+def _accuracy(comparison: Comparison) -> str:
+    """Return the sentence on a probe's accuracies with a space before it, or nothing."""
+    probe, label = comparison.probe, series.labels(comparison)
+    if probe is None:
+        return ""
+    found = ", ".join(
+        f"{label[v.name]} {q.share(v.context_accuracies[comparison.context].mean)}" for v in series.ordered(comparison)
+    )
+    return (
+        f" Right answers: {found}; a perfect learner gives {q.share(probe.perfect[comparison.context])}, "
+        f"a guess {q.share(probe.chance)}."
+    )
 
 
 def inference(comparison: Comparison) -> list[str]:
@@ -80,10 +95,10 @@ def inference(comparison: Comparison) -> list[str]:
         f"Intervals are {LEVEL} t-intervals over {count(len(comparison.seeds), 'seed')}. A difference is taken seed by "
         "seed, because a seed fixes the order of the tokens for all variants alike; its interval is often narrower "
         "than those of the two losses.",
-        f"A variant is the same when two one-sided tests put its difference inside ±δ = {comparison.delta:g} nats per "
-        "token, below which the recipe says that a difference does not matter, be it significant or not. Otherwise it "
-        "is better or worse when a two-sided paired t-test finds a difference at 5\u202f%, and undecided when neither "
-        "test does, which is not the same as equal.",
+        f"A variant is the same when two one-sided tests put its difference inside ±δ = {comparison.delta:g} "
+        f"{series.unit(comparison)}, below which the recipe says that a difference does not matter, be it significant "
+        "or not. Otherwise it is better or worse when a two-sided paired t-test finds a difference at 5\u202f%, and "
+        "undecided when neither test does, which is not the same as equal.",
         "Both tests are corrected for the number of variants by Holm’s method. The intervals are not corrected: one "
         "that leaves out zero may stand beside “undecided”.",
         "“≈ N seeds would decide” is the total that would settle it in 8 of 10 experiments, if the difference and "
