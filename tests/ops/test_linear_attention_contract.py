@@ -234,7 +234,7 @@ def test_what_runs_can_be_asked_for(chunk: int, form: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_operator_is_registered_properly(final: bool, state: bool, dtype: torch.dtype) -> None:
     x = operands(9, decay="mild" if state else "none", state=state).to(dtype).map(lambda _, t: t.requires_grad_())
-    arguments = (x.q, x.k, x.v, x.log_decay, x.state, 4, final)
+    arguments = (x.q, x.k, x.v, x.log_decay, x.state, 4, final, "fast")
     torch.library.opcheck(linear_attention_op, (list(x.q), list(x.k), *arguments[2:]))
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from tensorformer.cli.options import Options
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Options):
     """Measure speed against peers, all in turn in one run."""
 
-    suite: Annotated[Literal["train", "gates"], tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
+    suite: Annotated[Literal["train", "gates", "attention"], tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
     """train: a training step of softmax + SwiGLU against transformers' Llama of the same shape (extra `peers`).
-    gates: act_and_mul against torch eager and Inductor, and what φ costs in a feed-forward layer."""
+    gates: act_and_mul against torch eager and Inductor, and what φ costs in a feed-forward layer.
+    attention: linear attention against softmax attention in training, memory and decoding."""
 
     rounds: int = 15
     """Turns timed of each."""
@@ -39,21 +44,30 @@ class Bench(Options):
         if self.rounds < 1:
             raise ConfigError(f"--rounds {self.rounds}: write 1 or more")
         device = pick(self.device)
-        if self.suite == "train" and (self.gate or not self.inductor):
+        if self.suite != "gates" and (self.gate or not self.inductor):
             raise ConfigError("--gate and --no-inductor belong to the suite gates: leave them out")
-        if self.suite == "gates" and device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"--device {self.device}: the suite gates runs on cpu and cuda")
+        if self.suite != "train" and device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"--device {self.device}: the suite {self.suite} runs on cpu and cuda")
+        for line in self._lines(device):
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _lines(self, device: torch.device) -> Iterator[str]:
         if self.suite == "train":
             from tensorformer.bench.train import against_llama
 
-            lines = against_llama(device, self.rounds)
-        elif device.type == "cuda":
-            from tensorformer.bench.gates_cuda import chosen, run
+            return against_llama(device, self.rounds)
+        if self.suite == "attention" and device.type == "cuda":
+            from tensorformer.bench import attention_cuda
 
-            lines = run(device, self.rounds, chosen(self.gate))
-        else:
-            from tensorformer.bench.gates import run
+            return attention_cuda.run(device, self.rounds)
+        if self.suite == "attention":
+            from tensorformer.bench import attention
 
-            lines = run(self.gate, self.rounds, self.inductor)
-        for line in lines:
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+            return attention.run(self.rounds)
+        if device.type == "cuda":
+            from tensorformer.bench import gates_cuda
+
+            return gates_cuda.run(device, self.rounds, gates_cuda.chosen(self.gate))
+        from tensorformer.bench import gates
+
+        return gates.run(self.gate, self.rounds, self.inductor)

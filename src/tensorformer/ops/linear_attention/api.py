@@ -5,18 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tensorformer.errors import ConfigError
 from tensorformer.ops.autocast import autocast_dtype
+from tensorformer.ops.linear_attention import fast, triton
 from tensorformer.ops.linear_attention.check import check_operands, check_switches
 from tensorformer.ops.linear_attention.compiled import linear_attention_op
 from tensorformer.ops.linear_attention.compiled_general import general_op
-from tensorformer.ops.linear_attention.fast import LinearAttentionFunction, forward
+from tensorformer.ops.linear_attention.fast import LinearAttentionFunction
 from tensorformer.ops.linear_attention.general import GeneralFunction, Inputs
 from tensorformer.ops.linear_attention.general import forward as general_forward
 from tensorformer.ops.linear_attention.plan import Plan, auto_chunk, form, general_chunk
 from tensorformer.ops.linear_attention.reference import recurrence
 from tensorformer.ops.linear_attention.segments import masked
+from tensorformer.ops.linear_attention.triton import TritonFunction
 
 Branches = Tensor | tuple[Tensor, Tensor]
+_SIMPLE = 'has kernels for the additive update with one decay a head, or none: write impl="fast"'
 
 
 def linear_attention(
@@ -46,6 +50,9 @@ def linear_attention(
     others, computed in float32 or better throughout, also the state before every 64th step or so. Segments, shared
     heads and a beta of the additive update cost a copy of what they change. A second derivative is right too, and
     costs what the reference costs; inside `torch.compile` it raises.
+    `triton` has kernels for the additive update with one decay a head, or none. They hold 64 MiB of states at a time,
+    backward twice that and the state before each 64 MiB. `auto` takes it on a CUDA device where it can, but for a
+    single step of decoding.
 
     Args:
         q, k: one tensor (B, T, H_k, K₁), or a pair of (B, T, H_k, K_r), of any float dtype and strides.
@@ -55,7 +62,7 @@ def linear_attention(
             there is zero.
         state: (B, H, K, V) with K = ∏ K_r, the state before the first step; zero where not given.
         chunk: steps a chunk. 1 is the recurrence, T or more the quadratic form; by default the cheapest.
-        impl: "auto", "fast", or "reference" (step by step, differentiable any number of times).
+        impl: "auto", "fast", "triton", or "reference" (step by step, differentiable any number of times).
         beta: (B, T, H), how much of each step is written; one where not given.
         update: "additive", or "delta": a step writes what its key does not already find.
         segments: (B, T) integers. −1 (any negative number) is padding, which leaves the state as it is and whose
@@ -69,7 +76,7 @@ def linear_attention(
 
     Raises:
         ShapeError: shapes or dtypes do not fit together.
-        ConfigError: there is no such `impl` or `update`, or it has no such `chunk`.
+        ConfigError: there is no such `impl` or `update`, it has no such `chunk`, or it can't run here.
 
     Source: Katharopoulos et al. 2020 (arXiv 2006.16236); in chunks: Yang et al. 2024 (arXiv 2312.06635); the delta
     rule: Yang et al. 2024 (arXiv 2406.06484, 2412.06464).
@@ -80,7 +87,7 @@ def linear_attention(
         with torch.autocast(v.device.type, enabled=False):
             y, s = recurrence(x.q, x.k, x.v, x.log_decay, s, x.beta, update == "delta", segments)
     else:
-        y, s = _fast(_plain(x, segments, update), s, plan.chunk, final_state)
+        y, s = _fast(_plain(x, segments, update), s, plan, final_state)
     return y.to(v.dtype), s if final_state else None
 
 
@@ -123,20 +130,32 @@ def _checked(
     x = Inputs(_branches(q), _branches(k), v, () if log_decay is None else _branches(log_decay), beta)
     check_switches(impl, chunk, update)
     check_operands(x.q, x.k, x.v, x.log_decay, state, beta, segments)
-    if impl == "reference":
-        plan = Plan("reference", "recurrent", 1)
-    else:
-        time, key_dims = v.shape[1], tuple(b.shape[-1] for b in x.k)
-        if chunk is None and (update == "delta" or _a_channel(x)):
-            chunk = general_chunk(time, key_dims, update == "delta")
-        elif chunk is None:
-            chunk = auto_chunk(time, key_dims, v.shape[-1], state is not None, final)
-        plan = Plan("fast", form(time, chunk), chunk)
     dtype = _common_dtype(x.q, x.k, v)
+    plan = _plan(x, dtype, update == "delta", state is not None, chunk, impl, final)
     if any(b.dtype != dtype for b in (*x.q, *x.k, v)):
         queries, keys = (tuple(b.to(dtype) for b in branches) for branches in (x.q, x.k))
         x = x._replace(q=queries, k=keys, v=v.to(dtype))
     return x, plan
+
+
+def _plan(x: Inputs, dtype: torch.dtype, delta: bool, initial: bool, chunk: int | None, impl: str, final: bool) -> Plan:
+    """Return what runs for operands taken in `dtype`, with a state at first and at last or not."""
+    general = delta or _a_channel(x)
+    time, key_dims = x.v.shape[1], tuple(b.shape[-1] for b in x.k)
+    if impl == "reference":
+        return Plan("reference", "recurrent", 1)
+    if impl == "triton" or (impl == "auto" and x.v.device.type == "cuda" and not (time == 1 and initial)):
+        reason = _SIMPLE if general else triton.why_not(x.k, dtype, x.v.device, chunk)
+        if reason is None:
+            chunk = chunk or triton.auto_chunk(x.k, dtype)
+            return Plan("triton", form(time, chunk), chunk)
+        if impl == "triton":
+            raise ConfigError(f'impl "triton" of linear_attention {reason}')
+    if chunk is None and general:
+        chunk = general_chunk(time, key_dims, delta)
+    elif chunk is None:
+        chunk = auto_chunk(time, key_dims, x.v.shape[-1], initial, final)
+    return Plan("fast", form(time, chunk), chunk)
 
 
 def _plain(x: Inputs, segments: Tensor | None, update: str) -> Inputs:
@@ -154,7 +173,8 @@ def _plain(x: Inputs, segments: Tensor | None, update: str) -> Inputs:
     return Inputs(q, k, v, log_decay, beta)
 
 
-def _fast(x: Inputs, state: Tensor | None, chunk: int, final: bool) -> tuple[Tensor, Tensor | None]:
+def _fast(x: Inputs, state: Tensor | None, plan: Plan, final: bool) -> tuple[Tensor, Tensor | None]:
+    chunk = plan.chunk
     if x.beta is not None or _a_channel(x):
         if torch.compiler.is_compiling():
             leaves = [*x.all(), *(() if state is None else (state,))]
@@ -168,10 +188,11 @@ def _fast(x: Inputs, state: Tensor | None, chunk: int, final: bool) -> tuple[Ten
     q, k, v, log_decay, _ = x
     decay = log_decay[0] if log_decay else None
     if torch.compiler.is_compiling():
-        return linear_attention_op(q, k, v, decay, state, chunk, final)
+        return linear_attention_op(q, k, v, decay, state, chunk, final, plan.impl)
     if torch.is_grad_enabled():
-        return LinearAttentionFunction.apply(chunk, final, v, decay, state, *q, *k)
-    return forward(q, k, v, decay, state, chunk, final)
+        function = TritonFunction if plan.impl == "triton" else LinearAttentionFunction
+        return function.apply(chunk, final, v, decay, state, *q, *k)
+    return (triton if plan.impl == "triton" else fast).forward(q, k, v, decay, state, chunk, final)
 
 
 def _a_channel(x: Inputs) -> bool:

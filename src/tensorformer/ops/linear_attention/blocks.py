@@ -15,24 +15,29 @@ LOG2_E = math.log2(math.e)
 FORGOTTEN = -1100.0
 
 
-def features(x: tuple[Tensor, ...]) -> Float[Tensor, "n k t"]:
-    """Return φ(x) with time last: a view of the branch itself, or the row-major product of two.
+def upright(x: tuple[Tensor, ...]) -> tuple[Float[Tensor, "n _ t"], ...]:
+    """Return the branches with time last: a view of a single one, copies of two.
 
-    Time is the long axis; with it innermost the product runs at the speed of memory whatever the K_r are.
+    Time is the long axis; with it innermost the products of two branches run at the speed of memory.
     """
-    if len(x) == 1:
-        return x[0].mT
-    first, second = (branch.mT.contiguous() for branch in x)
-    return (first.unsqueeze(2) * second.unsqueeze(1)).flatten(1, 2)
+    return (x[0].mT,) if len(x) == 1 else tuple(branch.mT.contiguous() for branch in x)
 
 
-def features_grad(d_phi: Float[Tensor, "n k t"], x: tuple[Tensor, ...]) -> tuple[Float[Tensor, "n t _"], ...]:
-    """Return the gradient of every branch from that of φ(x)."""
+def features(x: tuple[Float[Tensor, "n _ t"], ...]) -> Float[Tensor, "n k t"]:
+    """Return φ(x) of upright branches: the branch itself, or the row-major product of two."""
+    return x[0] if len(x) == 1 else (x[0].unsqueeze(2) * x[1].unsqueeze(1)).flatten(1, 2)
+
+
+def features_grad(
+    d_phi: Float[Tensor, "n k t"], x: tuple[Float[Tensor, "n _ t"], ...]
+) -> tuple[Float[Tensor, "n t _"], ...]:
+    """Return the gradient of every branch, time first, from that of φ(x), which is overwritten."""
     if len(x) == 1:
         return (d_phi.mT,)
-    first, second = (branch.mT.contiguous() for branch in x)
+    first, second = x
     d_phi = d_phi.unflatten(1, (first.shape[1], second.shape[1]))
-    return (d_phi * second.unsqueeze(1)).sum(2).mT, (d_phi * first.unsqueeze(2)).sum(1).mT
+    d_first = (d_phi * second.unsqueeze(1)).sum(2)
+    return d_first.mT, d_phi.mul_(first.unsqueeze(2)).sum(1).mT
 
 
 def over_time(x: Float[Tensor, "n i t"], y: Float[Tensor, "n t j"], run: int = 16) -> Float[Tensor, "n i j"]:

@@ -42,7 +42,7 @@ class ChannelDecay:
         return self.leave(d_left)
 
     def across(self, s: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
-        return s * blocks.features(tuple(into[:, -1:] for into in self.into))
+        return s * blocks.features(tuple(into[:, -1:].mT for into in self.into))
 
     def across_grad(self, s: Float[Tensor, "n k v"], ds: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
         carried = self.across(ds)

@@ -14,7 +14,7 @@ from tensorformer.errors import ConfigError, ShapeError, suggest
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 UPDATES = ("additive", "delta")
-IMPLS = ("auto", "fast", "reference")
+IMPLS = ("auto", "fast", "triton", "reference")
 
 
 def check_switches(impl: str, chunk: int | None, update: str) -> None:

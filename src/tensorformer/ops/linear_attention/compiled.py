@@ -1,4 +1,4 @@
-"""The fast path as operators of `torch.library`, for graphs: `torch.compile` takes them as they are.
+"""The fast path and Triton's as operators of `torch.library`, for graphs: `torch.compile` takes them as they are.
 
 Only compiled code calls them. In eager code an operator costs some 60 µs a call more than the autograd function.
 """
@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorformer.ops.linear_attention import fast
+from tensorformer.ops.linear_attention import fast, triton
+
+_IMPLS = {"fast": fast, "triton": triton}
 
 
 @torch.library.custom_op(
     "tensorformer::linear_attention",
     mutates_args=(),
-    schema="(Tensor[] q, Tensor[] k, Tensor v, Tensor? log_decay, Tensor? state, SymInt chunk, bool final)"
+    schema="(Tensor[] q, Tensor[] k, Tensor v, Tensor? log_decay, Tensor? state, SymInt chunk, bool final, str impl)"
     " -> (Tensor, Tensor)",
 )
 def linear_attention_op(
@@ -29,9 +31,10 @@ def linear_attention_op(
     state: Tensor | None,
     chunk: int,
     final: bool,
+    impl: str,
 ) -> tuple[Tensor, Tensor]:
     """Return y and the final state, an empty tensor where it is not asked for."""
-    y, s = fast.forward(tuple(q), tuple(k), v, log_decay, state, chunk, final)
+    y, s = _IMPLS[impl].forward(tuple(q), tuple(k), v, log_decay, state, chunk, final)
     return y, v.new_empty(0) if s is None else s
 
 
@@ -44,6 +47,7 @@ def _(
     state: Tensor | None,
     chunk: int,
     final: bool,
+    impl: str,
 ) -> tuple[Tensor, Tensor]:
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if not final:
@@ -57,7 +61,7 @@ def _(
     "tensorformer::linear_attention_backward",
     mutates_args=(),
     schema="(Tensor[] q, Tensor[] k, Tensor v, Tensor? log_decay, Tensor? state, Tensor dy, Tensor? d_state,"
-    " SymInt chunk, bool state_needed, bool decay_needed) -> Tensor[]",
+    " SymInt chunk, bool state_needed, bool decay_needed, str impl) -> Tensor[]",
 )
 def linear_attention_backward_op(
     q: Sequence[Tensor],
@@ -70,9 +74,12 @@ def linear_attention_backward_op(
     chunk: int,
     state_needed: bool,
     decay_needed: bool,
+    impl: str,
 ) -> list[Tensor]:
     """Return the gradients of v, of log_decay and state where needed, and of the branches of q and k."""
-    grads = fast.backward(tuple(q), tuple(k), v, log_decay, state, dy, d_state, chunk, state_needed, decay_needed)
+    grads = _IMPLS[impl].backward(
+        tuple(q), tuple(k), v, log_decay, state, dy, d_state, chunk, state_needed, decay_needed
+    )
     return [grad for grad in grads if grad is not None]
 
 
@@ -88,13 +95,14 @@ def _(
     chunk: int,
     state_needed: bool,
     decay_needed: bool,
+    impl: str,
 ) -> list[Tensor]:
     wanted = (v, log_decay if decay_needed else None, state if state_needed else None, *q, *k)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted if x is not None]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, log_decay, state, ctx.chunk, ctx.final = inputs
+    q, k, v, log_decay, state, ctx.chunk, ctx.final, ctx.impl = inputs
     ctx.save_for_backward(v, log_decay, state, *q, *k)
 
 
@@ -114,13 +122,14 @@ def _backward(ctx: Any, dy: Tensor, d_state: Tensor) -> tuple[Any, ...]:
             ctx.chunk,
             state_needed,
             decay_needed,
+            ctx.impl,
         )
     )
     dv = next(found)
     d_log_decay = next(found) if decay_needed else None
     d_initial = next(found) if state_needed else None
     dq, dk = [next(found) for _ in range(half)], [next(found) for _ in range(half)]
-    return dq, dk, dv, d_log_decay, d_initial, None, None
+    return dq, dk, dv, d_log_decay, d_initial, None, None, None
 
 
 linear_attention_op.register_autograd(_backward, setup_context=_setup_context)

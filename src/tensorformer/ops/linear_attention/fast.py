@@ -33,6 +33,21 @@ class Group(NamedTuple):
         view = whole[self.rows, :, self.heads].transpose(1, 2)
         view.copy_(part.view(view.shape))
 
+    def place(self, whole: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return (N, T, ·) to fill: a view of its place in (B, T, H, ·) if there is one, otherwise a new tensor."""
+        view = whole[self.rows, :, self.heads].transpose(1, 2)
+        if self._views(view, dtype):
+            return view[0]
+        return torch.empty(view.shape[0] * view.shape[1], *view.shape[2:], dtype=dtype, device=whole.device)
+
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        """Write what has been filled, which came from `place`, into its place."""
+        if not self._views(whole[self.rows], part.dtype):
+            self.write(whole, part)
+
+    def _views(self, rows: Tensor, dtype: torch.dtype) -> bool:
+        return rows.shape[0] == 1 and rows.dtype == dtype
+
     def write_state(self, whole: Tensor, part: Tensor) -> None:
         """Write (N, K, V) into its place in (B, H, K, V)."""
         view = whole[self.rows, self.heads]
@@ -92,8 +107,10 @@ def forward(
         s = torch.empty(batch, heads, width, value, dtype=wide, device=v.device)
     with torch.autocast(v.device.type, enabled=False):
         for group in groups(v, chunk):
-            y_part, s_part = chunked.forward(group.operands(q, k, v, log_decay, state), chunk, final)
-            group.write(y, y_part)
+            x = group.operands(q, k, v, log_decay, state)
+            y_part = group.place(y, x.v.dtype)
+            s_part = chunked.forward(y_part, x, chunk, final)
+            group.put(y, y_part)
             if s is not None and s_part is not None:
                 group.write_state(s, s_part)
     return y, s
@@ -114,16 +131,22 @@ def backward(
     """Return the gradients of v, log_decay, state, and every branch of q and k, each like its operand."""
     wanted = (v, log_decay if decay_needed else None, state if state_needed else None, *q, *k)
     grads = tuple(None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted)
+    dv, d_log_decay, d_initial, *d_qk = grads
+    assert dv is not None
     with torch.autocast(v.device.type, enabled=False):
         for group in groups(v, chunk):
             x = group.operands(q, k, v, log_decay, state)
             d_y = torch.zeros_like(x.v) if dy is None else group.flat(dy, x.v.dtype)
             d_s = None if d_state is None else group.state(d_state, x.wide)
-            found = chunked.backward(x, d_y, d_s, chunk, state_needed, decay_needed)
-            parts = (found.v, found.log_decay, found.state, *found.q, *found.k)
-            for i, (whole, part) in enumerate(zip(grads, parts, strict=True)):
+            parts = tuple(group.place(whole, x.wide) for whole in d_qk if whole is not None)
+            decay_part = None if d_log_decay is None else group.place(d_log_decay, torch.float64)
+            into = Operands(parts[: len(q)], parts[len(q) :], group.place(dv, x.wide), decay_part, None)
+            s_part = chunked.backward(into, x, d_y, d_s, chunk, state_needed)
+            for whole, part in zip((dv, d_log_decay, *d_qk), (into.v, decay_part, *parts), strict=True):
                 if whole is not None and part is not None:
-                    (group.write_state if i == 2 else group.write)(whole, part)
+                    group.put(whole, part)
+            if d_initial is not None and s_part is not None:
+                group.write_state(d_initial, s_part)
     return grads
 
 

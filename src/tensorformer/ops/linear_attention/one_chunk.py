@@ -78,9 +78,10 @@ def backward(
     decay, rows, c = x.decay(), x.rows(), x.v.shape[1]
     solved = _solve(x, decay, rows, s)
     u, left = solved.u, decay.leave(x.k)
+    sent = blocks.upright(left)
     du = blocks.over_time(solved.scores[:, :c].mT, dy)
     if ds is not None:
-        du = torch.baddbmm(du, blocks.features(left).mT, ds)
+        du = torch.baddbmm(du, blocks.features(sent).mT, ds)
     d_met, dv, d_beta = dy, du, None
     if x.beta is not None:
         assert solved.inverse is not None
@@ -93,10 +94,10 @@ def backward(
     d_rows, dk = decay.scores_grad(rows, x.k, solved.scores, d_scores)
     assert solved.phi is not None
     d_phi = torch.bmm(s, d_met.mT)
-    d_rows = _sum(d_rows, decay.enter_grad(solved.entered, blocks.features_grad(d_phi, solved.entered)))
+    d_rows = _sum(d_rows, decay.enter_grad(solved.entered, blocks.features_grad(d_phi, blocks.upright(solved.entered))))
     d_state = blocks.over_time(solved.phi, d_met)
     if ds is not None:
-        d_left = blocks.features_grad(torch.bmm(ds, u.mT), left)
+        d_left = blocks.features_grad(torch.bmm(ds, u.mT), sent)
         dk = _sum(dk, decay.leave_grad(left, d_left))
         d_state += decay.across_grad(s, ds)
     dq = tuple(d[:, :c] for d in d_rows)
@@ -110,7 +111,7 @@ def _solve(x: Chunk, decay: HeadDecay | ChannelDecay, rows: tuple[Tensor, ...], 
     entered, phi, met = (), None, None
     if s is not None:
         entered = decay.enter(rows)
-        phi = blocks.features(entered)
+        phi = blocks.features(blocks.upright(entered))
         met = torch.bmm(phi.mT, s)
     if x.beta is None:
         return _Solved(scores, entered, phi, met, None, None, x.v)
@@ -122,7 +123,7 @@ def _solve(x: Chunk, decay: HeadDecay | ChannelDecay, rows: tuple[Tensor, ...], 
 
 
 def _advance(x: Chunk, decay: HeadDecay | ChannelDecay, u: Tensor, s: Tensor | None) -> Float[Tensor, "n k v"]:
-    left = blocks.features(decay.leave(x.k))
+    left = blocks.features(blocks.upright(decay.leave(x.k)))
     return torch.bmm(left, u) if s is None else torch.baddbmm(decay.across(s), left, u)
 
 

@@ -17,7 +17,7 @@ Update = Literal["additive", "delta"]
 class Plan(NamedTuple):
     """What a call of `linear_attention` runs: implementation, form, and steps a chunk."""
 
-    impl: Literal["reference", "fast"]
+    impl: Literal["reference", "fast", "triton"]
     form: Literal["recurrent", "chunked", "quadratic"]
     chunk: int
 
