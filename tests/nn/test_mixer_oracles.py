@@ -177,7 +177,8 @@ def test_outputs_and_gradients_are_the_peers(name: str) -> None:
     agree(mine, theirs)
     (theirs * dy).sum().backward()
     (mine * dy).sum().backward()
-    assert leaves[0].grad is not None and leaves[1].grad is not None
+    assert leaves[0].grad is not None
+    assert leaves[1].grad is not None
     agree(leaves[1].grad, leaves[0].grad, 1e-4)
     for a, b in same:
         agree(ours.get_parameter(a).grad, peer.get_parameter(b).grad, 1e-4)  # pyright: ignore[reportArgumentType]

@@ -11,13 +11,12 @@ from tensorformer.ops.linear_attention import fast, triton
 from tensorformer.ops.linear_attention.check import check_operands, check_switches
 from tensorformer.ops.linear_attention.compiled import linear_attention_op
 from tensorformer.ops.linear_attention.compiled_general import general_op
-from tensorformer.ops.linear_attention.fast import LinearAttentionFunction
+from tensorformer.ops.linear_attention.function import AdditiveFunction
 from tensorformer.ops.linear_attention.general import GeneralFunction, Inputs
 from tensorformer.ops.linear_attention.general import forward as general_forward
 from tensorformer.ops.linear_attention.plan import Plan, auto_chunk, form, general_chunk
 from tensorformer.ops.linear_attention.reference import recurrence
 from tensorformer.ops.linear_attention.segments import masked
-from tensorformer.ops.linear_attention.triton import TritonFunction
 
 Branches = Tensor | tuple[Tensor, Tensor]
 _SIMPLE = 'has kernels for the additive update with one decay a head, or none: write impl="fast"'
@@ -189,10 +188,10 @@ def _fast(x: Inputs, state: Tensor | None, plan: Plan, final: bool) -> tuple[Ten
     decay = log_decay[0] if log_decay else None
     if torch.compiler.is_compiling():
         return linear_attention_op(q, k, v, decay, state, chunk, final, plan.impl)
+    kernels = triton if plan.impl == "triton" else fast
     if torch.is_grad_enabled():
-        function = TritonFunction if plan.impl == "triton" else LinearAttentionFunction
-        return function.apply(chunk, final, v, decay, state, *q, *k)
-    return (triton if plan.impl == "triton" else fast).forward(q, k, v, decay, state, chunk, final)
+        return AdditiveFunction.apply(kernels, chunk, final, v, decay, state, *q, *k)
+    return kernels.forward(q, k, v, decay, state, chunk, final)
 
 
 def _a_channel(x: Inputs) -> bool:

@@ -1,18 +1,16 @@
-"""The fast path: one autograd function around the chunked form. It saves its inputs and nothing else."""
+"""The fast path: the chunked form on rows and heads that are computed together."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tensorformer.ops.linear_attention import chunked
 from tensorformer.ops.linear_attention.chunked import Operands
-from tensorformer.ops.linear_attention.derivative import differentiable_backward
 from tensorformer.ops.linear_attention.plan import TILE, WORKING_SET
-from tensorformer.ops.linear_attention.reference import recurrence
 
 
 class Group(NamedTuple):
@@ -174,42 +172,3 @@ def decode(
 def _outer(x: tuple[Tensor, ...], count: int) -> Tensor:
     first, *rest = (branch.reshape(count, -1) for branch in x)
     return (first.unsqueeze(2) * rest[0].unsqueeze(1)).flatten(1) if rest else first
-
-
-class LinearAttentionFunction(torch.autograd.Function):
-    """`apply(chunk, final, v, log_decay, state, *q, *k)` → (y, state or None)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        chunk: int,
-        final: bool,
-        v: Tensor,
-        log_decay: Tensor | None,
-        state: Tensor | None,
-        *qk: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.chunk = chunk
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(v, log_decay, state, *qk)
-        half = len(qk) // 2
-        return forward(qk[:half], qk[half:], v, log_decay, state, chunk, final)
-
-    @staticmethod
-    def backward(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        dy, d_state = d_outputs
-        v, log_decay, state, *qk = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]
-        if dy is None and d_state is None:
-            return (None,) * (len(needed) + 2)
-        half = len(qk) // 2
-        if torch.is_grad_enabled():
-
-            def call(v: Tensor, log_decay: Tensor | None, state: Tensor | None, *qk: Tensor) -> tuple[Tensor, Tensor]:
-                return recurrence(qk[:half], qk[half:], v, () if log_decay is None else (log_decay,), state)
-
-            grads = differentiable_backward(call, (v, log_decay, state, *qk), needed, (dy, d_state))
-        else:
-            q, k = tuple(qk[:half]), tuple(qk[half:])
-            grads = backward(q, k, v, log_decay, state, dy, d_state, ctx.chunk, needed[2], needed[1])
-        return (None, None, *grads)

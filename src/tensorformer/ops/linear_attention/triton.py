@@ -1,4 +1,4 @@
-"""The additive update with one decay a head, or none, on a GPU. It saves its inputs and nothing else.
+"""The additive update with one decay a head, or none, on a GPU.
 
 First the states between chunks, one chunk after another; then all chunks at once, each from the state before it.
 A long sequence goes window by window, so that there are only so many states at a time. Backward computes them again,
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensorformer.ops.linear_attention.fast import LinearAttentionFunction
 from tensorformer.ops.linear_attention.triton_launch import Launches
 from tensorformer.ops.triton_kernel import interpreting
 
@@ -151,37 +149,3 @@ def _decay_grad(into: Tensor, past: Tensor, log_decay: Tensor) -> Tensor:
     batch, time, heads = log_decay.shape
     whole = into.view(batch, heads, -1)[:, :, :time]
     return torch.empty_like(log_decay, memory_format=torch.contiguous_format).copy_(whole.transpose(1, 2))
-
-
-class TritonFunction(LinearAttentionFunction):
-    """`apply(chunk, final, v, log_decay, state, *q, *k)` → (y, state or None), by these kernels.
-
-    A second derivative goes through the recurrence, as that of the function it derives from does.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        chunk: int,
-        final: bool,
-        v: Tensor,
-        log_decay: Tensor | None,
-        state: Tensor | None,
-        *qk: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.chunk = chunk
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(v, log_decay, state, *qk)
-        half = len(qk) // 2
-        return forward(qk[:half], qk[half:], v, log_decay, state, chunk, final)
-
-    @staticmethod
-    def backward(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        dy, d_state = d_outputs
-        if torch.is_grad_enabled() or (dy is None and d_state is None):
-            return LinearAttentionFunction.backward(ctx, dy, d_state)
-        v, log_decay, state, *qk = ctx.saved_tensors
-        half = len(qk) // 2
-        q, k, needed = tuple(qk[:half]), tuple(qk[half:]), ctx.needs_input_grad[2:]
-        grads = backward(q, k, v, log_decay, state, dy, d_state, ctx.chunk, needed[2], needed[1])
-        return (None, None, *grads)
