@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tensorformer.nn.softmax_attention import SoftmaxAttention
     from tensorformer.ops.act_and_mul import act_and_mul
     from tensorformer.ops.act_quant import act_quant
+    from tensorformer.ops.grouped_experts import grouped_experts
     from tensorformer.ops.linear_attention import linear_attention
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "act_and_mul",
     "act_quant",
     "activation",
+    "grouped_experts",
     "linear_attention",
     "load_config",
 ]
@@ -46,6 +48,7 @@ _HOMES = {
     "TensorTransformer": "tensorformer.nn.model",
     "act_and_mul": "tensorformer.ops.act_and_mul",
     "act_quant": "tensorformer.ops.act_quant",
+    "grouped_experts": "tensorformer.ops.grouped_experts",
     "linear_attention": "tensorformer.ops.linear_attention",
 }
 

@@ -136,3 +136,18 @@ def test_a_match_keeps_the_proportions_of_two_widths() -> None:
 def test_a_match_that_can_not_be_met_says_what_to_change() -> None:
     with pytest.raises(ConfigError, match=r"multiple of 64 comes within 0\.5%.*off by .*lower compare\.multiple_of"):
         match(example(), parameters(example(d_ff=20)), parameters, 64, tolerance=0.005)
+
+
+@pytest.mark.parametrize("window", [1, 5, 64, 100])
+def test_scores_beyond_a_window_are_not_charged(window: int) -> None:
+    """Counted one by one: each token sees itself and the window − 1 before it."""
+
+    def model(window: int | None) -> Model:
+        mixer = SoftmaxAttention(n_heads=4, window=window)
+        return msgspec.structs.replace(example(), mixers={"m": mixer})
+
+    context = 64
+    seen = sum(min(t, window) for t in range(1, context + 1))
+    everything = context * (context + 1) // 2
+    spared = causal_flops(model(None), context) - causal_flops(model(window), context)
+    assert spared == pytest.approx(3 * 4 * 32 * (everything - seen) / context, abs=3)

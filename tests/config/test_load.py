@@ -89,7 +89,16 @@ def test_every_recipe_of_the_project_loads_and_its_runs_survive_toml(path: Path)
         ('preset = "bilinear"', 'preset = "gla"\nrope_theta = 5', "rope_theta: there are no rotary positions here"),
         ('preset = "bilinear"', 'preset = "gdn"\nn_key_heads = 3', "n_key_heads: 3 does not divide n_heads = 2"),
         ('preset = "bilinear"', 'preset = "bilinear"\nhead_dim = 5', "head_dim: 5 is odd; rotary positions"),
-        ('kind = "adamw"', 'kind = "adam"', r"Invalid value 'adam' - at `\$\.train\.optimizer\.kind`"),
+        (
+            'kind = "adamw"',
+            'kind = "adam"',
+            r"'adam' - at `\$\.train\.optimizer\.kind`; did you mean 'adamw'",
+        ),
+        (
+            'kind = "linear_attention"',
+            'kind = "rnn"',
+            r"'rnn'.*; known: linear_attention, softmax_attention",
+        ),
         ("[variants.swiglu]", "[variants.swiglu]\ntrain.tokens = 5", "must be the same for all variants"),
         ("[variants.swiglu]", "[variants.swiglu]\ndata.validation = 0.1", "may override `model` and `train` only"),
         ("[train]", "[train", "not TOML"),

@@ -294,3 +294,20 @@ def test_a_state_that_is_written_into_is_caught(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(decoding, "advance", in_place)
     assert breaks("bilinear", [3, 1, 1], 1)
+
+
+def test_a_buffer_that_is_used_again_changes_nothing() -> None:
+    text = tokens(1, 6)
+    decoder, other = Decoder(model("softmax")), Decoder(model("softmax"))
+    buffer = text.clone()
+    decoder.feed(buffer)
+    buffer.zero_()
+    decoder.rewind(3)
+    other.feed(text[:, :3])
+    same(decoder, other)
+
+
+def test_tokens_that_the_model_does_not_know_are_refused() -> None:
+    decoder = Decoder(model("softmax"))
+    with pytest.raises(ConfigError, match="there is token -1; the model knows 0 to"):
+        decoder.feed(torch.tensor([[0, -1]]))

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from tensorformer.config.count import state_numbers
 from tensorformer.config.schema import LinearAttention, SoftmaxAttention
 from tensorformer.errors import ShapeError
+from tensorformer.nn.constants import Constants
 from tensorformer.nn.state import LinearState, compact, from_tensors, join, select, tensors
 from tests.nn import mixer_laws as laws
 from tests.nn.mixer_laws import CONFIGS, fails, inputs, make
@@ -271,3 +273,54 @@ def test_a_state_of_the_wrong_model_is_refused() -> None:
         from_tensors({n: t for n, t in named.items() if n != "1.memory"}, initial)
     with pytest.raises(ShapeError, match=r"has 2\.memory, which this model has no place for"):
         from_tensors({**named, "2.memory": named["1.memory"]}, initial)
+
+
+@every_mixer
+def test_a_state_is_as_large_as_the_preset_says(name: str) -> None:
+    config, mixer = CONFIGS[name], make(CONFIGS[name])
+    if isinstance(config, LinearAttention):
+        kept = [t for t in mixer.initial_state(1)[:2] if isinstance(t, Tensor)]
+        assert sum(t.numel() for t in kept) == state_numbers(config, laws.D_MODEL)
+
+
+@every_mixer
+def test_a_state_keeps_nothing_else_alive(name: str) -> None:
+    mixer = make(CONFIGS[name])
+    with torch.no_grad():
+        _, state = mixer(inputs(1, 300), mixer.initial_state(1))
+    if isinstance(state, LinearState) and state.convolution is not None:
+        assert state.convolution.untyped_storage().nbytes() == state.convolution.nbytes
+
+
+@every_mixer
+def test_a_state_of_other_rows_is_refused(name: str) -> None:
+    mixer: Any = make(CONFIGS[name])
+    with pytest.raises(ShapeError, match="the state has 3 rows and the input 1"):
+        mixer(inputs(1, 4), mixer.initial_state(3))
+
+
+@every_mixer
+@pytest.mark.parametrize("segments", [torch.zeros(1, 4), torch.zeros(2, 4).long(), torch.zeros(4).long()])
+def test_segments_that_do_not_fit_are_refused(name: str, segments: Tensor) -> None:
+    mixer: Any = make(CONFIGS[name])
+    with pytest.raises((ShapeError, TypeError), match=r"segments"):
+        mixer(inputs(1, 4), None, segments)
+
+
+def test_a_cache_that_autograd_has_kept_is_not_written_behind() -> None:
+    mixer: Any = make(CONFIGS["softmax"])
+    mixer.k_proj.requires_grad_(False)
+    mixer.v_proj.requires_grad_(False)
+    y, state = mixer(inputs(1, 3), mixer.initial_state(1))
+    z, _ = mixer(inputs(1, 2, seed=2), state)
+    (y.sum() + z.sum()).backward()
+
+
+@pytest.mark.parametrize("name", ["softmax", "bilinear", "retention"])
+def test_a_model_cast_to_bfloat16_keeps_its_positions_and_decays(name: str) -> None:
+    mixer: Any = make(CONFIGS[name])
+    exact = [c.values.float().clone() for c in mixer.modules() if isinstance(c, Constants)]
+    mixer.bfloat16()
+    kept = [c.values for c in mixer.modules() if isinstance(c, Constants)]
+    assert len(kept) == len(exact) > 0
+    assert all(torch.equal(a, b) for a, b in zip(exact, kept, strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tensorformer.config.schema import FeedForward, Layer, Model, SoftmaxAttention
+from tensorformer.config.shapes import ROPE_THETA
 from tensorformer.errors import ConfigError
 from tensorformer.nn.model import TensorTransformer
 
@@ -45,7 +46,7 @@ def llama_like(model: TensorTransformer) -> Any:
             num_attention_heads=mixer.n_heads,
             num_key_value_heads=mixer.n_heads,
             rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": mixer.rope_theta},
+            rope_parameters={"rope_type": "default", "rope_theta": mixer.rope_theta or ROPE_THETA},
             tie_word_embeddings=config.tie_embeddings,
             use_cache=False,
         )

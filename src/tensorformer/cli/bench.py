@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 class Bench(Options):
     """Measure speed against peers, all in turn in one run."""
 
-    suite: Annotated[Literal["train", "gates", "attention"], tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")]
+    suite: Annotated[
+        Literal["train", "gates", "attention", "moe"], tyro.conf.Positional, tyro.conf.arg(metavar="SUITE")
+    ]
     """train: a training step of softmax + SwiGLU against transformers' Llama of the same shape (extra `peers`).
     gates: act_and_mul against torch eager and Inductor, and what φ costs in a feed-forward layer.
-    attention: linear attention against softmax attention in training, memory and decoding."""
+    attention: linear attention against softmax attention in training, memory and decoding.
+    moe: grouped_experts against loops and transformers' experts, and where its time goes (extra `peers`)."""
 
     rounds: int = 15
     """Turns timed of each."""
@@ -64,6 +67,10 @@ class Bench(Options):
             from tensorformer.bench import attention
 
             return attention.run(self.rounds)
+        if self.suite == "moe":
+            from tensorformer.bench import moe
+
+            return moe.run(self.rounds, str(device))
         if device.type == "cuda":
             from tensorformer.bench import gates_cuda
 

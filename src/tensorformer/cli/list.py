@@ -32,8 +32,8 @@ class List(Options):
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         rows = {"gates": _gates, "activations": _activations, "attention": _attention, "runs": self._runs}[self.what]()
-        for header in rows[0]:
-            table.add_column(header)
+        for i, header in enumerate(rows[0]):
+            table.add_column(header, no_wrap=i == 0)  # a name is to be copied
         for row in rows[1:]:
             table.add_row(*row)
         console.print(table)

@@ -112,8 +112,10 @@ def _check_mixer(mixer: SoftmaxAttention | LinearAttention, d_model: int, where:
     n_heads = mixer.n_heads
     if (mixer.head_dim is None or value_dim is None) and d_model % n_heads:
         fitting = [h for h in range(1, d_model + 1) if d_model % h == 0 and h <= 2 * n_heads]
+        missing = [key for key in ("head_dim", "value_dim") if getattr(mixer, key, 0) is None]
         raise ConfigError(
-            f"{where}.n_heads: {n_heads} does not divide d_model = {d_model}; write one of {fitting}, or give head_dim"
+            f"{where}.n_heads: {n_heads} does not divide d_model = {d_model}; write one of {fitting}, "
+            f"or give {' and '.join(missing)}"
         )
     head_dim = mixer.head_dim or d_model // n_heads
     if rotary and head_dim % 2:

@@ -39,17 +39,19 @@ def causal_flops(model: Model, context: int) -> int:
     """Return the FLOPs of a forward pass, a token, with every score that a causal model has no use for left out.
 
     What models of different attention are matched by: ``forward_flops`` charges softmax for the masked half of its
-    scores, which bilinear attention never computes.
+    scores, which bilinear attention never computes, and for those beyond its window.
     """
     total = forward_flops(model, context)
     for mixer, _ in blocks(model):
-        part, pairs = model.mixers[mixer], context * (context - 1) // 2
-        h = heads(part, model.d_model)
+        part, h = model.mixers[mixer], heads(model.mixers[mixer], model.d_model)
+        pairs = context * (context - 1) // 2
         if isinstance(part, SoftmaxAttention):
-            total -= 4 * h.n_heads * h.head_dim * pairs // context
+            reach = min(part.window or context, context)
+            seen = reach * (reach + 1) // 2 + (context - reach) * reach
+            total -= 4 * h.n_heads * h.head_dim * (context * context - seen) // context
         elif _is_quadratic(part, h, context):
             p = resolved(part)
-            needed = 2 * (p.degree * h.head_dim + _value_dim(p, h)) * h.n_heads * (pairs + context)
+            needed = 2 * (p.degree * h.head_dim + p.summed(h.value_dim)) * h.n_heads * (pairs + context)
             total += (needed - _score_flops(part, model.d_model, context)) // context
     return total
 
@@ -87,14 +89,14 @@ def mixer_matrices(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> i
 def state_numbers(mixer: LinearAttention, d_model: int) -> int:
     """Return the numbers that a layer of linear attention carries from token to token, whatever came before."""
     h, p = heads(mixer, d_model), resolved(mixer)
-    return h.n_heads * h.head_dim**p.degree * _value_dim(p, h) + max(0, p.taps - 1) * _channels(p, h)
+    return h.n_heads * h.head_dim**p.degree * p.summed(h.value_dim) + max(0, p.taps - 1) * _channels(p, h)
 
 
 def _is_quadratic(mixer: LinearAttention, h: Heads, context: int) -> bool:
     p = resolved(mixer)
     if p.update == "delta" or p.decayed == "channel":
         return False
-    return auto_chunk(context, (h.head_dim,) * p.degree, _value_dim(p, h), initial=False, final=False) >= context
+    return auto_chunk(context, (h.head_dim,) * p.degree, p.summed(h.value_dim), initial=False, final=False) >= context
 
 
 def _mixer_vectors(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> int:
@@ -121,10 +123,6 @@ def _channels(p: Preset, h: Heads) -> int:
     return 2 * p.branches * h.n_kv_heads * h.head_dim + h.n_heads * h.value_dim if p.taps else 0
 
 
-def _value_dim(p: Preset, h: Heads) -> int:
-    return h.value_dim + (p.output_norm == "row")  # the weights' own sum is one more value
-
-
 def _feed_forward_vectors(ffn: FeedForward) -> int:
     activation = feed_forward_activation(ffn)
     own = activation.weights(ffn.d_ff) if isinstance(activation, RowActivation) else 0
@@ -141,7 +139,7 @@ def _score_flops(mixer: SoftmaxAttention | LinearAttention, d_model: int, contex
         context,
         h.n_heads,
         (h.head_dim,) * p.degree,
-        _value_dim(p, h),
+        p.summed(h.value_dim),
         decay=p.decayed,
         update=p.update,
         final_state=False,

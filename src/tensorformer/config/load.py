@@ -172,7 +172,23 @@ def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
         value = re.search(r"Invalid enum value '([^']*)' - at `.*?(\w+)`$", message)
         if value:
             message += suggest(value[1], _words(value[2]))
+        table = re.search(r"Invalid value '([^']*)' - at `.*?(\w+)(?:\[\.\.\.\])?\.kind`$", message)
+        if table:
+            message += suggest(table[1], _kinds(table[2]))
         raise ConfigError(message) from None
+
+
+def _kinds(field: str) -> list[str]:
+    """Return the kinds of table that fields of this name may hold."""
+
+    def tags(hint: Any) -> Iterator[str]:
+        if isinstance(hint, type) and issubclass(hint, Section):
+            yield str(hint.__struct_config__.tag)
+        for part in get_args(hint):
+            yield from tags(part)
+
+    sections = (s for s in _sections(Section) if field in s.__struct_fields__)
+    return [tag for s in sections for tag in tags(get_type_hints(s)[field])]
 
 
 def _words(field: str) -> list[str]:

@@ -50,16 +50,22 @@ class Preset(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Numbers that one head carries from token to token, with K key features a branch and V values."""
-        values = "(V + 1)" if self.output_norm == "row" else "V"
-        kept = f" + {self.taps - 1}·({2 * self.branches}·K + V)" if self.taps else ""
-        return ("K²·" if self.degree == 2 else "K·") + values + kept
+        """Numbers that one of H heads carries on, with K key features a branch, V values, and H_k heads of keys."""
+        kept = f" + {self.taps - 1}·(V + {2 * self.branches}·K·H_k/H)" if self.taps else ""
+        return self._features + kept
 
     @property
     def cost(self) -> str:
         """FLOPs of one head for one token while decoding: φ(q)ᵀS and φ(k) vᵀ, and under the delta rule φ(k)ᵀS."""
-        values = "(V + 1)" if self.output_norm == "row" else "V"
-        return f"{6 if self.update == 'delta' else 4}·" + ("K²·" if self.degree == 2 else "K·") + values
+        return f"{6 if self.update == 'delta' else 4}·{self._features}"
+
+    @property
+    def _features(self) -> str:
+        return ("K²·" if self.degree == 2 else "K·") + ("V" if self.summed(0) == 0 else f"(V + {self.summed(0)})")
+
+    def summed(self, value_dim: int) -> int:
+        """Return the values a head sums: a row's weights are summed as one more."""
+        return value_dim + (self.output_norm == "row")
 
     @property
     def decayed(self) -> Decayed:

@@ -56,6 +56,8 @@ class ContinuousBatch:
     """
 
     def __init__(self, model: TensorTransformer, vocab_size: int, *, piece: int = PIECE) -> None:
+        if piece < 1:
+            raise ConfigError(f"piece {piece}: write 1 or more")
         self._model, self._vocab_size, self._piece = model, vocab_size, piece
         self._waiting: list[_Row] = []
         self._running: list[_Row] = []  # in the order of the state's rows

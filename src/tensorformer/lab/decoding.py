@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError, ShapeError
 from tensorformer.lab import saved_state
-from tensorformer.lab.feeding import PIECE, advance, device_of, pieces
+from tensorformer.lab.feeding import PIECE, advance, check_tokens, device_of, pieces
 from tensorformer.nn.model import TensorTransformer
 from tensorformer.nn.state import State, select
 
@@ -81,13 +81,18 @@ class Decoder:
             real: where tokens stand, the rest being padding; None: everywhere. A row without any stays as it is.
 
         Raises:
-            ShapeError: there are other rows than this decoder's, or no step.
+            ShapeError: there are other rows than this decoder's, or no step, or a dtype is wrong.
+            ConfigError: there is a token that the model does not know.
         """
         if tokens.ndim != 2 or tokens.shape[0] != self.batch or not tokens.shape[1]:
             raise ShapeError(f"tokens are {list(tokens.shape)}; this decoder needs [{self.batch}, 1 or more]")
         if real is not None and real.shape != tokens.shape:
             raise ShapeError(f"real is {list(real.shape)} and tokens are {list(tokens.shape)}; they must be alike")
-        for part, mask in pieces(tokens, real, self._piece):
+        check_tokens(self.model, tokens)
+        if real is not None and real.dtype != torch.bool:
+            raise ShapeError(f"real is {real.dtype}; write a mask of bool, True where tokens stand")
+        # The ring keeps them, and the caller may write into its own.
+        for part, mask in pieces(tokens.clone(), None if real is None else real.clone(), self._piece):
             feed = _Feed(part, mask, self.state, self.logits)
             self.logits, self.state = advance(self.model, part, mask, self.state, self.logits)
             self._ring.append(feed)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tensorformer.errors import ConfigError
+from tensorformer.errors import ConfigError, ShapeError
 from tensorformer.nn.model import TensorTransformer
 from tensorformer.nn.state import State
 
@@ -95,8 +96,18 @@ def check_prompt(model: TensorTransformer, prompt: Sequence[int], where: str) ->
     if not prompt:
         raise ConfigError(f"{where} is empty; give at least one token")
     known = model.config.vocab_size
-    if wrong := [t for t in prompt if not 0 <= t < known]:
+    if wrong := [t for t in prompt if not (isinstance(t, Integral) and 0 <= t < known)]:
         raise ConfigError(f"{where} has token {wrong[0]}; the model knows 0 to {known - 1}")
+
+
+def check_tokens(model: TensorTransformer, tokens: Int[Tensor, "b t"]) -> None:
+    """Raise ShapeError for tokens that are not integers, and ConfigError for one that the model does not know."""
+    if tokens.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(f"tokens are {tokens.dtype}; write .long()")
+    known = model.config.vocab_size
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= known:
+        raise ConfigError(f"there is token {low if low < 0 else high}; the model knows 0 to {known - 1}")
 
 
 def device_of(model: TensorTransformer) -> torch.device:

@@ -49,8 +49,9 @@ class ShortConvolution(nn.Module):
         """Return the output, and the last inputs, which the next call is to be given as ``before``."""
         kept = self.weight.shape[2] - 1
         joined = F.pad(x, (0, 0, kept, 0)) if before is None else torch.cat((before.to(x.dtype), x), 1)
+        # A copy of the last inputs: a view would keep all the others alive with it.
         if segments is None:
-            y, last = _Taps.apply(joined, self.weight[:, 0].to(x.dtype)), joined[:, joined.shape[1] - kept :]
+            y, last = _Taps.apply(joined, self.weight[:, 0].to(x.dtype)), joined[:, joined.shape[1] - kept :].clone()
         else:
             y, last = self._packed(joined, segments)
         if self.bias is not None:

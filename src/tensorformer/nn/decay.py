@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from tensorformer.config.presets import GLA_RANK, GLA_TEMPERATURE, Preset
 from tensorformer.config.shapes import Heads
+from tensorformer.nn.constants import Constants
+from tensorformer.nn.norm import widened
 
 SIGMOID_BIAS = 4.0  # σ(4) = 0.982: a memory of some fifty tokens to begin with
 RATES = (1.0, 16.0)  # e^A of the first model, uniform (Mamba-2)
@@ -57,19 +59,15 @@ class LowRank(nn.Module):
         return self.up(self.down(x))
 
 
-class FixedDecay(nn.Module):
+class FixedDecay(Constants):
     """``log(1 − 2^(−5−i))`` for head i (Sun et al. 2023)."""
 
-    log_decay: Tensor
-
     def __init__(self, n_heads: int) -> None:
-        super().__init__()
-        steps = torch.log1p(-(2.0 ** (-5 - torch.arange(n_heads, dtype=torch.float64))))
-        self.register_buffer("log_decay", steps.float(), persistent=False)
+        super().__init__([math.log1p(-(2.0 ** (-5 - i))) for i in range(n_heads)])
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Decays:
         """Return one number a head, the same at every step."""
-        return self.log_decay.expand(*x.shape[:2], -1), None
+        return self.values.expand(*x.shape[:2], -1), None
 
 
 class SigmoidDecay(nn.Module):
@@ -96,7 +94,7 @@ class SigmoidDecay(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Decays:
         """Return one number a head, or a channel."""
-        decay = F.logsigmoid(_wide(self.proj(x)))
+        decay = F.logsigmoid(widened(self.proj(x)))
         decay = decay if self.temperature == 1 else decay / self.temperature
         return decay.unflatten(-1, self.channels) if self.channels else decay, None
 
@@ -128,10 +126,6 @@ class StepDecay(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t d"]) -> Decays:
         """Return one number a head, or a channel, and Δ where it scales v."""
-        step = F.softplus(_wide(self.proj(x)) + self.dt_bias).unflatten(-1, self.shape)
+        step = F.softplus(widened(self.proj(x)) + self.dt_bias).unflatten(-1, self.shape)
         rate = self.A_log.to(step.dtype).exp().view(-1, *(1 for _ in self.shape[1:]))
         return -rate * step, step if self.scaled else None
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

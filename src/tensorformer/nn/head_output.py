@@ -12,7 +12,7 @@ from tensorformer.gates import SCALARS, Scalar
 from tensorformer.nn.decay import LowRank
 from tensorformer.nn.norm import rms_norm
 
-GATES = {"sigmoid": "sigmoid", "swish": "silu"}  # an output gate -> its activation
+OUTPUT_GATES = {"sigmoid": "sigmoid", "swish": "silu"}  # an output gate -> its activation
 
 
 class HeadOutput(nn.Module):
@@ -36,7 +36,7 @@ class HeadOutput(nn.Module):
         self.norm, self.eps, width = preset.output_norm, eps, heads.n_heads * heads.value_dim
         self.activation: Scalar | None = None
         if preset.output_gate != "none":
-            self.activation = SCALARS[GATES[preset.output_gate]]
+            self.activation = SCALARS[OUTPUT_GATES[preset.output_gate]]
             low = preset.gate_rank == "value_dim"
             self.gate_proj = LowRank(d_model, heads.value_dim, width) if low else nn.Linear(d_model, width, bias=False)
         self.weight = None

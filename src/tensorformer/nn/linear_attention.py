@@ -68,7 +68,7 @@ class LinearAttention(nn.Module):
         """Return the state before the first token."""
         weight, p = self.v_proj.weight, self.preset
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        values = self.heads.value_dim + (p.output_norm == "row")  # the weights' own sum is one more value
+        values = p.summed(self.heads.value_dim)
         memory = torch.zeros(
             batch, self.heads.n_heads, self.heads.head_dim**p.degree, values, dtype=dtype, device=weight.device
         )
@@ -88,7 +88,8 @@ class LinearAttention(nn.Module):
             state: what came before; the first document of a row goes on from it.
             segments: −1 is padding, whose output is zero; a new number starts a new document.
         """
-        state = fitting(state, self.initial_state(0), "linear attention")
+        if state is not None:
+            state = fitting(state, self.initial_state(0), "linear attention", rows=x.shape[0])
         x, at = self._placed(x, state, segments)
         operands = self._operands(x, at, state.convolution if state else None, segments)
         y, memory = self._sum(operands, operands.v, state, segments)
@@ -117,7 +118,7 @@ class LinearAttention(nn.Module):
     def _placed(
         self, x: Float[Tensor, "b t d"], state: LinearState | None, segments: Int[Tensor, "b t"] | None
     ) -> tuple[Float[Tensor, "b t d"], Places]:
-        at = places(x.shape[1], x.device, state.seen if state else None, segments)
+        at = places(x.shape[:2], x.device, state.seen if state else None, segments)
         if at.document is not None:  # not even NaN in padding is to reach a token
             x = x.masked_fill((at.document < 0).unsqueeze(2), 0)
         return x, at

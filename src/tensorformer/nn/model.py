@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tensorformer.config import schema
 from tensorformer.config.shapes import blocks
+from tensorformer.errors import ShapeError
 from tensorformer.nn.block import Block
 from tensorformer.nn.init import initialise
 from tensorformer.nn.norm import make_norm
@@ -67,9 +68,11 @@ class TensorTransformer(nn.Module):
             segments: as in ``forward``. A row of nothing but padding keeps its state; its logits mean nothing.
 
         Raises:
-            ShapeError: it is the state of another model.
+            ShapeError: it is the state of another model or of other rows, or there is no token.
         """
         check_blocks(state, len(self.layers))
+        if tokens.shape[1] == 0:
+            raise ShapeError("there is no token to decode; give at least one column")
         x, after = self.embed(tokens), []
         for block, before in zip(self.layers, state, strict=True):
             x, new = block(x, before, segments)

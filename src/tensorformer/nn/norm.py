@@ -51,7 +51,7 @@ def rms_norm(x: Float[Tensor, "*shape d"], weight: Float[Tensor, " d"] | None, e
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        wide = _wide(x)
+        wide = widened(x)
         y = wide * _inverse_rms(wide, eps)
         return (y if weight is None else y.mul_(weight)).to(x.dtype)
 
@@ -65,7 +65,7 @@ class _RMSNorm(torch.autograd.Function):
         # With r = 1/rms: dx = r·(w·dy) − x·r³/d · Σ w·dy·x and dw = Σ_rows r·dy·x; both sums are one product's.
         # All of it in differentiable operations, and r anew from x, so that it can be differentiated again.
         x, weight = ctx.saved_tensors
-        wide, dy = _wide(x), _wide(grads[0])
+        wide, dy = widened(x), widened(grads[0])
         r, d = _inverse_rms(wide, ctx.eps), x.shape[-1]
         product = (dy * wide).flatten(0, -2)
         if weight is None:
@@ -78,7 +78,8 @@ class _RMSNorm(torch.autograd.Function):
         return dx.to(x.dtype), dw, None
 
 
-def _wide(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or as it is where that is narrower."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

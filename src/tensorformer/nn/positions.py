@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tensorformer.errors import ShapeError
 from tensorformer.ops.linear_attention.segments import first_steps
 
 
@@ -34,19 +36,28 @@ class Places(NamedTuple):
 
 
 def places(
-    time: int, device: torch.device, seen: Int[Tensor, " b"] | None, segments: Int[Tensor, "b t"] | None
+    shape: Sequence[int], device: torch.device, seen: Int[Tensor, " b"] | None, segments: Int[Tensor, "b t"] | None
 ) -> Places:
-    """Return where ``time`` tokens stand.
+    """Return where tokens stand.
 
     Args:
-        time: tokens a row.
+        shape: rows, and tokens a row.
         device: of the result.
         seen: tokens of each row before this call; None: none.
         segments: as ``linear_attention`` takes them: −1 is padding, a new number starts a new document.
+
+    Raises:
+        ShapeError: segments are not one integer a token.
     """
+    time = shape[1]
     steps = torch.arange(time, device=device)
     if segments is None:
         return Places(steps if seen is None else seen.unsqueeze(1) + steps, None)
+    if segments.shape != shape or segments.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(
+            f"segments are {segments.dtype} {list(segments.shape)}: write one integer a token, {list(shape)}, "
+            f"-1 for padding and a new number for each document"
+        )
     real, fresh = segments >= 0, first_steps(segments)
     index = real.long().cumsum(1) - 1
     document = fresh.long().cumsum(1)

@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tensorformer.nn.constants import Constants
 
-class Rope(torch.nn.Module):
+
+class Rope(Constants):
     """Turns each pair of features by position · θ^(−2i/D).
 
     Args:
@@ -17,18 +19,14 @@ class Rope(torch.nn.Module):
         theta: the base θ.
     """
 
-    inverse_frequency: Tensor
-
     def __init__(self, dim: int, theta: float) -> None:
-        super().__init__()
-        exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
-        self.register_buffer("inverse_frequency", (theta**-exponents).float(), persistent=False)
+        super().__init__([theta ** -(i / dim) for i in range(0, dim, 2)])
 
     def tables(
         self, position: Int[Tensor, "*b t"]
     ) -> tuple[Float[Tensor, "*b t 1 half"], Float[Tensor, "*b t 1 half"]]:
         """Return cosines and sines for the positions, to broadcast over heads."""
-        angles = (position.unsqueeze(-1) * self.inverse_frequency).unsqueeze(-2)
+        angles = (position.unsqueeze(-1) * self.values).unsqueeze(-2)
         return angles.cos(), angles.sin()
 
 

@@ -52,8 +52,9 @@ class SoftmaxAttention(nn.Module):
             state: what came before; the first document of a row goes on from it.
             segments: −1 is padding, whose output is zero; a new number starts a new document.
         """
-        state = fitting(state, self.initial_state(0), "softmax attention")
-        at = places(x.shape[1], x.device, state.seen if state else None, segments)
+        if state is not None:
+            state = fitting(state, self.initial_state(0), "softmax attention", rows=x.shape[0])
+        at = places(x.shape[:2], x.device, state.seen if state else None, segments)
         q, k, v = self._projected(x, at)
         after = None
         if state is None:
@@ -72,7 +73,7 @@ class SoftmaxAttention(nn.Module):
         self, x: Float[Tensor, "b t d"], segments: Int[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b h t s"]:
         """Return softmax(q·k / √D), the weight of step s in step t's sum over values."""
-        at = places(x.shape[1], x.device, None, segments)
+        at = places(x.shape[:2], x.device, None, segments)
         q, k, _ = self._projected(x, at)
         k = k.repeat_interleave(self.heads.n_heads // self.heads.n_kv_heads, 1)
         scores = q @ k.transpose(2, 3) * self.heads.head_dim**-0.5

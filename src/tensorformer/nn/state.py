@@ -75,7 +75,7 @@ class SoftmaxState(NamedTuple):
         They are written behind this one's where nobody has written yet, so that a step costs what it adds.
         """
         new = (k.to(self.k.dtype), v.to(self.v.dtype), position)
-        if k.requires_grad or v.requires_grad or self.k.requires_grad:
+        if torch.is_grad_enabled():  # autograd may have kept what would be written behind
             k, v = torch.cat((self.k, new[0]), 2), torch.cat((self.v, new[1]), 2)
             return SoftmaxState(k, v, torch.cat((self.position, position), 1))
         n, storage = self.k.shape[2], self.storage
@@ -212,25 +212,26 @@ def check_blocks(state: State, n_layers: int) -> None:
         )
 
 
-def fitting(state: MixerState | None, like: AState, where: str) -> AState | None:
-    """Return a mixer's state, if there is one.
+def fitting(state: MixerState, like: AState, where: str, rows: int | None = None) -> AState:
+    """Return a mixer's state.
 
     Args:
-        state: the state, or None.
+        state: the state.
         like: any state of the same mixer, of whatever rows and columns.
         where: of which mixer, for the error.
+        rows: of the input that it is for; None: any.
 
     Raises:
-        ShapeError: it is the state of another mixer.
+        ShapeError: it is the state of another mixer, or of other rows.
     """
-    if state is None:
-        return None
     found, wanted = _sizes(state), _sizes(like)
     if found != wanted:
         raise ShapeError(
             f"{where}: the state is of {_words(found)}, this layer needs one of {_words(wanted)}; "
             f"start from its own initial_state"
         )
+    if rows is not None and (held := state.seen.shape[0]) != rows:
+        raise ShapeError(f"{where}: the state has {held} rows and the input {rows}; select(state, rows) picks some")
     return cast(AState, state)
 
 

@@ -11,7 +11,7 @@ import torch
 from tensorformer.errors import ConfigError, GateError, ShapeError
 from tensorformer.gates import GATES, SCALARS
 from tensorformer.ops.act_quant import FORMATS, act_quant, dequantise, quantise, resolve
-from tensorformer.ops.operands import split
+from tensorformer.ops.operands import check
 
 X = torch.randn(4, 12)
 GIVEN: dict[str, Any] = {"x": X, "gate": "swiglu", "format": "int8", "layout": "gate_up"}
@@ -91,4 +91,4 @@ def test_formats_say_what_they_are() -> None:
 
 def test_a_pair_is_two() -> None:
     with pytest.raises(ShapeError, match="tuple of 3: write a pair"):
-        inspect.unwrap(split)((X, X, X), None)
+        inspect.unwrap(check)((X, X, X), None)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError
 from tensorformer.ops.autocast import autocast_dtype
-from tensorformer.ops.linear_attention import fast, triton
+from tensorformer.ops.linear_attention import triton
 from tensorformer.ops.linear_attention.check import check_operands, check_switches
 from tensorformer.ops.linear_attention.compiled import linear_attention_op
 from tensorformer.ops.linear_attention.compiled_general import general_op
-from tensorformer.ops.linear_attention.function import AdditiveFunction
+from tensorformer.ops.linear_attention.function import KERNELS, AdditiveFunction
 from tensorformer.ops.linear_attention.general import GeneralFunction, Inputs
 from tensorformer.ops.linear_attention.general import forward as general_forward
 from tensorformer.ops.linear_attention.plan import Plan, auto_chunk, form, general_chunk
@@ -66,7 +66,8 @@ def linear_attention(
         update: "additive", or "delta": a step writes what its key does not already find.
         segments: (B, T) integers. −1 (any negative number) is padding, which leaves the state as it is and whose
             y is zero. A number unlike that of the last step that was no padding starts a new document from an
-            empty state. The first document of a row goes on from `state`; the final state is that of its last.
+            empty state (NaN reaches later documents of its row, though). The first document of a row goes on from
+            `state`; the final state is that of its last.
         final_state: whether to work out the state after the last step. Training rarely needs it, and at short
             T it costs more than all the rest.
 
@@ -188,7 +189,7 @@ def _fast(x: Inputs, state: Tensor | None, plan: Plan, final: bool) -> tuple[Ten
     decay = log_decay[0] if log_decay else None
     if torch.compiler.is_compiling():
         return linear_attention_op(q, k, v, decay, state, chunk, final, plan.impl)
-    kernels = triton if plan.impl == "triton" else fast
+    kernels = KERNELS[plan.impl]
     if torch.is_grad_enabled():
         return AdditiveFunction.apply(kernels, chunk, final, v, decay, state, *q, *k)
     return kernels.forward(q, k, v, decay, state, chunk, final)

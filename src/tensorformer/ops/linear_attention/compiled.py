@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorformer.ops.linear_attention import fast, triton
-
-_IMPLS = {"fast": fast, "triton": triton}
+from tensorformer.ops.linear_attention.function import KERNELS
 
 
 @torch.library.custom_op(
@@ -34,7 +32,7 @@ def linear_attention_op(
     impl: str,
 ) -> tuple[Tensor, Tensor]:
     """Return y and the final state, an empty tensor where it is not asked for."""
-    y, s = _IMPLS[impl].forward(tuple(q), tuple(k), v, log_decay, state, chunk, final)
+    y, s = KERNELS[impl].forward(tuple(q), tuple(k), v, log_decay, state, chunk, final)
     return y, v.new_empty(0) if s is None else s
 
 
@@ -77,7 +75,7 @@ def linear_attention_backward_op(
     impl: str,
 ) -> list[Tensor]:
     """Return the gradients of v, of log_decay and state where needed, and of the branches of q and k."""
-    grads = _IMPLS[impl].backward(
+    grads = KERNELS[impl].backward(
         tuple(q), tuple(k), v, log_decay, state, dy, d_state, chunk, state_needed, decay_needed
     )
     return [grad for grad in grads if grad is not None]

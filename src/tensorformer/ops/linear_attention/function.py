@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from tensorformer.ops.linear_attention import fast, triton
 from tensorformer.ops.linear_attention.derivative import differentiable_backward
 from tensorformer.ops.linear_attention.reference import recurrence
 
@@ -41,6 +42,9 @@ class Kernels(Protocol):
         state_needed: bool,
         decay_needed: bool,
     ) -> tuple[Tensor | None, ...]: ...
+
+
+KERNELS: dict[str, Kernels] = {"fast": fast, "triton": triton}
 
 
 class AdditiveFunction(torch.autograd.Function):
