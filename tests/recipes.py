@@ -6,7 +6,20 @@ from pathlib import Path
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
-TINY = """
+TRAIN = """[train]
+tokens = 2560
+context = 16
+batch_size = 8
+optimizer = { kind = "adamw", lr = 1e-2 }
+schedule = { kind = "cosine", warmup_steps = 2 }
+evaluate_every = 5
+evaluate_tokens = 512
+final_tokens = 1024
+checkpoint_every = 4
+"""
+
+TINY = (
+    """
 name = "tiny"
 
 [data]
@@ -34,17 +47,9 @@ kind = "feed_forward"
 gate = "bilinear"
 d_ff = 40
 
-[train]
-tokens = 2560
-context = 16
-batch_size = 8
-optimizer = { kind = "adamw", lr = 1e-2 }
-schedule = { kind = "cosine", warmup_steps = 2 }
-evaluate_every = 5
-evaluate_tokens = 512
-final_tokens = 1024
-checkpoint_every = 4
-
+"""
+    + TRAIN
+    + """
 [compare]
 baseline = "swiglu"
 seeds = [0, 1]
@@ -56,6 +61,7 @@ tolerance = 0.02
 description = "no activation, no softmax"
 model.layers = [{ mixer = "bilinear", ffn = "bilinear" }]
 """
+)
 
 
 def write_corpus(folder: Path, documents: int = 40) -> None:

@@ -17,13 +17,13 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_variables")
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/a")
-    assert cache_folder() == Path("/home/a/.cache/tensorformer")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_folder() == Path("/x/tensorformer")
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache/tensorformer"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert cache_folder() == tmp_path / "x/tensorformer"
     monkeypatch.setenv("TENSORFORMER_CACHE", "~/there")
-    assert cache_folder() == Path("/home/a/there")
+    assert cache_folder() == tmp_path / "there"
     monkeypatch.undo()
     monkeypatch.delenv("TENSORFORMER_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

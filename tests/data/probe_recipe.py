@@ -1,6 +1,9 @@
 """A small comparison on a probe."""
 
-TINY_PROBE = """
+from tests.recipes import TRAIN
+
+TINY_PROBE = (
+    """
 name = "tiny-probe"
 
 [data.probe]
@@ -26,17 +29,9 @@ kind = "feed_forward"
 gate = "swiglu"
 d_ff = 40
 
-[train]
-tokens = 2560
-context = 16
-batch_size = 8
-optimizer = { kind = "adamw", lr = 1e-2 }
-schedule = { kind = "cosine", warmup_steps = 2 }
-evaluate_every = 5
-evaluate_tokens = 512
-final_tokens = 1024
-checkpoint_every = 4
-
+"""
+    + TRAIN
+    + """
 [compare]
 baseline = "softmax"
 seeds = [0, 1]
@@ -46,6 +41,7 @@ delta = 0.05
 [variants.linear]
 model.layers = [{ mixer = "linear", ffn = "swiglu" }]
 """
+)
 
 RECALL = 'kind = "recall"\npairs = 3\nkeys = 8\nvalues = 8'
 INDUCTION = 'kind = "induction"\nshortest = 2\nlongest = 9\nsymbols = 16'

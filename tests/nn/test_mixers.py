@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from tensorformer.config.count import state_numbers
+from tensorformer.config.presets import resolved
 from tensorformer.config.schema import LinearAttention, SoftmaxAttention
+from tensorformer.config.shapes import heads
 from tensorformer.errors import ShapeError
 from tensorformer.nn.constants import Constants
 from tensorformer.nn.state import LinearState, compact, from_tensors, join, select, tensors
@@ -277,10 +278,14 @@ def test_a_state_of_the_wrong_model_is_refused() -> None:
 
 @every_mixer
 def test_a_state_is_as_large_as_the_preset_says(name: str) -> None:
+    """The formula that `tensorformer list attention` shows, worked out."""
     config, mixer = CONFIGS[name], make(CONFIGS[name])
     if isinstance(config, LinearAttention):
         kept = [t for t in mixer.initial_state(1)[:2] if isinstance(t, Tensor)]
-        assert sum(t.numel() for t in kept) == state_numbers(config, laws.D_MODEL)
+        h = heads(config, laws.D_MODEL)
+        sizes = {"K": h.head_dim, "V": h.value_dim, "H": h.n_heads, "H_k": h.n_kv_heads}
+        a_head = eval(resolved(config).state.replace("²", "**2").replace("·", "*"), sizes)
+        assert sum(t.numel() for t in kept) == h.n_heads * a_head
 
 
 @every_mixer

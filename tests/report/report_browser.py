@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 from playwright.sync_api import Browser, sync_playwright
 from playwright.sync_api import TimeoutError as Late
 
 CHROMIUM = shutil.which("chromium")
+NEEDS_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
 WAIT_MS = 30_000
 
 # What can be seen only after drawing: for each chart its marks, its width and the contrast of its text.

@@ -13,16 +13,10 @@ from playwright.sync_api import Browser, Page
 from tensorformer.gates import GATES, SCALARS
 from tensorformer.report import gallery
 from tests.report.gallery_guests import invite
-from tests.report.report_browser import CHROMIUM, chromium, problems
+from tests.report.report_browser import NEEDS_BROWSER, problems
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")]
+pytestmark = [pytest.mark.real, NEEDS_BROWSER]
 N_CHARTS = len(SCALARS) + len(GATES) + 2
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,21 +16,14 @@ from tensorformer.gates import GATES, SCALARS, Scalar
 from tensorformer.gates import expr as ex
 from tensorformer.gates.js_source import JS_HELPERS, js_function
 from tensorformer.report import gallery
-from tests.report.report_browser import CHROMIUM, chromium
+from tests.report.report_browser import NEEDS_BROWSER
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
 EDGES = (0.0, 1e-300, 1e-8, 1e-3, 1.27846, 2.27, 2.7, 5.0, 8.0, 20.0, 26.0, 37.0, 100.0, 700.0, 1e4, 1e10, math.inf)
 POINTS = [*(s * x for x in EDGES for s in (1, -1)), math.nan, *torch.linspace(-12.3, 12.7, 101).tolist()]
 RELATIVE = 1e-12
 # Besides, of the value and of the slope: nothing that is not subnormal, and what is left of terms of size 1 that
 # cancel, as in 1 − tanh².
 ABSOLUTE = (1e-307, 1e-15)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +68,13 @@ def wrong_values(browser: Browser, page: str) -> list[str]:
 
 
 @pytest.mark.real
-@needs_browser
+@NEEDS_BROWSER
 def test_the_pages_functions_are_the_catalogues(browser: Browser, page: str) -> None:
     assert wrong_values(browser, page) == []
 
 
 @pytest.mark.real
-@needs_browser
+@NEEDS_BROWSER
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -100,7 +92,7 @@ def test_a_wrong_function_is_caught(browser: Browser, page: str, old: str, new: 
 
 
 @pytest.mark.real
-@needs_browser
+@NEEDS_BROWSER
 def test_erfc_keeps_its_tail_to_the_last_digits(browser: Browser) -> None:
     import mpmath
 

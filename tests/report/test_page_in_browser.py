@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -10,16 +9,10 @@ import pytest
 from playwright.sync_api import Browser
 
 from tensorformer.report import write_report
-from tests.report.report_browser import CHROMIUM, chromium, problems
+from tests.report.report_browser import NEEDS_BROWSER, problems
 from tests.report.report_factory import UNSAFE, make_comparison
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
+pytestmark = [pytest.mark.real, NEEDS_BROWSER]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,12 +21,12 @@ from tensorformer.report.theme import PAGE
 from tensorformer.study.routing import routing
 from tensorformer.study.routing_meter import CURVES
 from tensorformer.study.routing_result import Head, Routing
-from tests.report.report_browser import CHROMIUM, chromium, problems
+from tests.report.report_browser import NEEDS_BROWSER, problems
 from tests.report.report_factory import UNSAFE
 from tests.report.test_report import Reader, png_size
 from tests.study.routing_models import SOFTMAX, linear, measured
 
-BROWSER = [pytest.mark.real, pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")]
+BROWSER = [pytest.mark.real, NEEDS_BROWSER]
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +160,6 @@ def test_names_are_escaped(page: Path, hostile: Path) -> None:
     rows = [row for spec in json.loads(inside[1]).values() for data in spec["datasets"].values() for row in data]
     names = {row["variant"] for row in rows if "variant" in row}
     assert names == {f"0{UNSAFE}", f"1{UNSAFE} · m0", f"1{UNSAFE} · m1"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 class TestInBrowser:

@@ -86,12 +86,6 @@ def mixer_matrices(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> i
     return d_model * (2 * p.branches * h.n_kv_heads * h.head_dim + 2 * values) + decay + beta + gate
 
 
-def state_numbers(mixer: LinearAttention, d_model: int) -> int:
-    """Return the numbers that a layer of linear attention carries from token to token, whatever came before."""
-    h, p = heads(mixer, d_model), resolved(mixer)
-    return h.n_heads * h.head_dim**p.degree * p.summed(h.value_dim) + max(0, p.taps - 1) * _channels(p, h)
-
-
 def _is_quadratic(mixer: LinearAttention, h: Heads, context: int) -> bool:
     p = resolved(mixer)
     if p.update == "delta" or p.decayed == "channel":

@@ -180,29 +180,25 @@ def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
 
 def _kinds(field: str) -> list[str]:
     """Return the kinds of table that fields of this name may hold."""
-
-    def tags(hint: Any) -> Iterator[str]:
-        if isinstance(hint, type) and issubclass(hint, Section):
-            yield str(hint.__struct_config__.tag)
-        for part in get_args(hint):
-            yield from tags(part)
-
-    sections = (s for s in _sections(Section) if field in s.__struct_fields__)
-    return [tag for s in sections for tag in tags(get_type_hints(s)[field])]
+    return [str(h.__struct_config__.tag) for h in _hints(field) if isinstance(h, type) and issubclass(h, Section)]
 
 
 def _words(field: str) -> list[str]:
     """Return the words that fields of this name may be set to."""
+    return list(dict.fromkeys(word for h in _hints(field) if get_origin(h) is Literal for word in get_args(h)))
 
-    def literals(hint: Any) -> Iterator[str]:
-        if get_origin(hint) is Literal:
-            yield from get_args(hint)
-        else:
-            for part in get_args(hint):
-                yield from literals(part)
 
-    sections = (s for s in _sections(Section) if field in s.__struct_fields__)
-    return list(dict.fromkeys(word for s in sections for word in literals(get_type_hints(s)[field])))
+def _hints(field: str) -> Iterator[Any]:
+    """Yield the types of all fields of this name, and what they are made of."""
+
+    def within(hint: Any) -> Iterator[Any]:
+        yield hint
+        for part in get_args(hint):
+            yield from within(part)
+
+    for section in _sections(Section):
+        if field in section.__struct_fields__:
+            yield from within(get_type_hints(section)[field])
 
 
 def _sections(base: type[Section]) -> Iterator[type[Section]]:

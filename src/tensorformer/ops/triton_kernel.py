@@ -75,16 +75,23 @@ def why_not(gate: Gate, dtype: torch.dtype, device: torch.device) -> str | None:
     """Say why a kernel with ``gate`` in it can't run, and what to do about it; None where it can."""
     if dtype not in DTYPES:
         return f"computes in float32, which is too little for {dtype}: write impl='reference'"
+    if reason := why_not_here(device):
+        return reason
+    try:
+        gate_text(gate, backward=True)
+    except GateError as error:
+        return str(error)
+    return None
+
+
+def why_not_here(device: torch.device) -> str | None:
+    """Say why no kernel can run on a device, and what to do about it; None where they can."""
     if importlib.util.find_spec("triton") is None:
         return "needs Triton: pip install 'tensorformer[gpu]'"
     if device.type != "cuda" and not (device.type == "cpu" and interpreting()):
         return "needs a CUDA device, or TRITON_INTERPRET=1 set before the process starts"
     if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         return "needs a GPU of compute capability 8.0 or more"
-    try:
-        gate_text(gate, backward=True)
-    except GateError as error:
-        return str(error)
     return None
 
 

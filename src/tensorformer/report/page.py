@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from tensorformer.files import write_bytes, write_text
+from tensorformer.files import write_text
 from tensorformer.lab.results import Comparison, Variant
 from tensorformer.report import escape, series, table, theme, vega, words
 from tensorformer.report import quantities as q
@@ -56,11 +56,7 @@ def write_report(comparison: Comparison, folder: Path) -> Path:
         pictures["summary.png"] = vega.png(summary)
     context = _context(comparison, drawn)
     markdown, page = _markdown(context), _page(context)
-    for name in {*KEYS, *pictures}:
-        if name in pictures:
-            write_bytes(folder / name, pictures[name])
-        else:
-            (folder / name).unlink(missing_ok=True)
+    vega.write_pictures(folder, pictures, KEYS)
     write_text(folder / "report.md", markdown)
     write_text(folder / "report.html", page)
     return folder / "report.html"

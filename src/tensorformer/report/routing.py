@@ -6,7 +6,7 @@ import importlib.resources
 from pathlib import Path
 
 from tensorformer import __version__
-from tensorformer.files import write_bytes, write_text
+from tensorformer.files import write_text
 from tensorformer.report import escape, theme, vega
 from tensorformer.report.html import environment, policy
 from tensorformer.report.pen import Drawing
@@ -30,11 +30,7 @@ def write_routing(result: Routing, folder: Path) -> Path:
     drawn = figures(result)
     pictures = {figure.png: vega.png(vega.wide(_drawing(figure, result, theme.PNG))) for figure in drawn}
     text = _page(result, drawn)
-    for figure in FIGURES:
-        if figure.png in pictures:
-            write_bytes(folder / figure.png, pictures[figure.png])
-        else:
-            (folder / figure.png).unlink(missing_ok=True)
+    vega.write_pictures(folder, pictures, [figure.png for figure in FIGURES])
     write_text(folder / "routing.html", text)
     return folder / "routing.html"
 

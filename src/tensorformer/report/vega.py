@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import vl_convert
 
+from tensorformer.files import write_bytes
 from tensorformer.report import series, theme
 from tensorformer.report.pen import Drawing, configure
 
@@ -38,6 +41,15 @@ def finish(chart: Any, to: theme.Theme, datasets: dict[str, list[series.Row]]) -
 def png(spec: dict[str, Any]) -> bytes:
     """Return the picture of a specification."""
     return vl_convert.vegalite_to_png(spec | {"padding": 14}, vl_version=VEGA_LITE, scale=PNG_SCALE)
+
+
+def write_pictures(folder: Path, pictures: Mapping[str, bytes], names: Iterable[str]) -> None:
+    """Write pictures by their file's name, and remove those of ``names`` that an earlier page had and this has not."""
+    for name in {*names, *pictures}:
+        if name in pictures:
+            write_bytes(folder / name, pictures[name])
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 @functools.cache

@@ -7,17 +7,15 @@ from the last window to the first, and holds the state before every window.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 
 import torch
 from torch import Tensor
 
 from tensorformer.ops.linear_attention.triton_launch import Launches
-from tensorformer.ops.triton_kernel import interpreting
+from tensorformer.ops.triton_kernel import DTYPES, why_not_here
 
 WIDEST = 128  # channels of a branch
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Branches = tuple[Tensor, ...]
 
@@ -40,7 +38,7 @@ def auto_chunk(k: Branches, dtype: torch.dtype) -> int:
 
 def why_not(k: Branches, dtype: torch.dtype, device: torch.device, chunk: int | None) -> str | None:
     """Say why it can't run for keys ``k`` taken in ``dtype``, and what to do about it; None where it can."""
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         return f'computes in float32, which is too little for {dtype}: write impl="fast"'
     if _widest(k) > WIDEST:
         return f'has registers for {WIDEST} channels of a branch at most, not {_widest(k)}: write impl="fast"'
@@ -51,15 +49,9 @@ def why_not(k: Branches, dtype: torch.dtype, device: torch.device, chunk: int | 
 
 
 def _why_not_here(dtype: torch.dtype, device: torch.device) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "needs Triton: pip install 'tensorformer[gpu]'"
-    if device.type == "cuda":
-        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
-            return "needs a GPU of compute capability 8.0 or more"
-        return None
-    if device.type != "cpu" or not interpreting():
-        return "needs a CUDA device, or TRITON_INTERPRET=1 set before the process starts"
-    if dtype == torch.bfloat16:
+    if reason := why_not_here(device):
+        return reason
+    if device.type == "cpu" and dtype == torch.bfloat16:
         return "can't run in bfloat16 under TRITON_INTERPRET=1, whose products are wrong: write .float()"
     return None
 
