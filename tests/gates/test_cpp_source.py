@@ -17,7 +17,8 @@ from tensorformer.errors import GateError
 from tensorformer.gates import GATES, SCALARS, Gate, Scalar, cpp_source, expr
 from tensorformer.gates.cpp_source import cpp_body, cpp_lines
 from tensorformer.gates.examples import example
-from tensorformer.ops.act_and_mul import native, native_build
+from tensorformer.ops import native_build
+from tensorformer.ops.act_and_mul import native
 
 NEEDS_COMPILER = pytest.mark.skipif(native_build.why_not() is not None, reason="no C++ compiler here")
 

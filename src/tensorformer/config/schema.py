@@ -174,6 +174,48 @@ class FeedForward(Section, frozen=True, tag_field="kind", tag="feed_forward"):
     d_ff: Positive
 
 
+class Experts(Section, frozen=True):
+    """Experts of one kind: two matrices around a scalar activation, or three around a gate, with biases or without."""
+
+    gate: str | dict[str, str | float | int | Learned]  # as in a feed-forward table; a learned number is one an expert
+    d_ff: Positive  # of each
+    bias: bool = False
+
+
+class Router(Section, frozen=True):
+    """Which experts a token goes to, and with which weights."""
+
+    top_k: Positive
+    scores: Literal["softmax", "sigmoid", "softmax_after_top_k"] = "softmax"  # of the logits of all experts, or chosen
+    norm_topk_prob: bool = True  # weights of a token sum to one (before the scaling factor)
+    routed_scaling_factor: PositiveFloat = 1.0
+    n_group: Positive = 1  # groups of neighbouring experts; a token chooses among the best topk_group of them
+    topk_group: Positive = 1
+    bias: bool = False  # of the logits, trained
+
+
+class Balance(Section, frozen=True):
+    """What keeps the load of the experts even; a coefficient of 0 leaves a loss out."""
+
+    aux_loss: Literal["layer", "model", "sequence"] = "layer"  # over what load and probability are averaged
+    aux_loss_load: Literal["per_token", "per_choice"] = "per_choice"  # of an even load the loss is top_k, or 1
+    aux_loss_coef: NonNegativeFloat = 0.0
+    z_loss_coef: NonNegativeFloat = 0.0
+    bias_update_speed: NonNegativeFloat = 0.0  # of the loss-free bias, a step; about 0.001
+
+
+class MoE(Section, frozen=True, tag_field="kind", tag="moe"):
+    """A mixture of experts: each token goes to ``router.top_k`` routed experts, and to every shared one."""
+
+    n_experts: Positive  # routed
+    routed: Experts
+    router: Router
+    shared: Experts | None = None
+    n_shared_experts: Positive = 1  # where ``shared`` is there
+    balance: Balance = Balance()
+    latent: Positive | None = None  # width that routed experts work in, projected down to and up from; None: d_model
+
+
 class Layer(Section, frozen=True):
     """``repeat`` blocks, each of the named mixer followed by the named feed-forward part."""
 
@@ -188,7 +230,7 @@ class Model(Section, frozen=True):
     d_model: Positive
     n_layers: Depth
     mixers: dict[str, SoftmaxAttention | LinearAttention]
-    ffns: dict[str, FeedForward]
+    ffns: dict[str, FeedForward | MoE]
     layers: Annotated[tuple[Layer, ...], Meta(min_length=1)]
     vocab_size: Positive = 256  # at least the tokenizer's
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"

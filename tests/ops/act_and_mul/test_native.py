@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tensorformer.gates import GATES, SCALARS, Gate
 from tensorformer.gates.examples import example
-from tensorformer.ops.act_and_mul import native, native_build, native_source
+from tensorformer.ops import native_build
+from tensorformer.ops.act_and_mul import native, native_source
 from tensorformer.testing.inputs import points
 from tensorformer.testing.laws import assert_slope, assert_value
 from tests.ops.act_and_mul.processes import ALONE, run_alone

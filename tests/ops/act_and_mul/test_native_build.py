@@ -12,7 +12,8 @@ import torch
 from tensorformer.errors import ConfigError, GateError
 from tensorformer.gates import GATES, SCALARS, Gate, Scalar
 from tensorformer.gates.examples import example
-from tensorformer.ops.act_and_mul import native, native_build, native_source
+from tensorformer.ops import native_build
+from tensorformer.ops.act_and_mul import native, native_source
 from tests.ops.act_and_mul.processes import ALONE, run_alone
 
 PLAIN = (SCALARS["identity"], "test")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError
 from tensorformer.gates import Gate
-from tensorformer.ops.act_and_mul import native_build
+from tensorformer.ops import native_build
 
 _C_TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 _VIEW = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
