@@ -101,7 +101,7 @@ def gradients(run: Run, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[fl
         found.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
 
     optimizer.register_step_pre_hook(keep)
-    loss, _ = training_step(model, [optimizer], inputs, targets, run.train)
+    loss, *_ = training_step(model, [optimizer], inputs, targets, run.train)
     return loss, found
 
 

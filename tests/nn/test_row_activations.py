@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tensorformer.config import schema
-from tensorformer.config.check import feed_forward_activation
+from tensorformer.config.activations import feed_forward_activation
 from tensorformer.config.count import parameters
 from tensorformer.config.row_activations import ROW_ACTIVATIONS, RowActivation
 from tensorformer.errors import GateError

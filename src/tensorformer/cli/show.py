@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tensorformer.config.match import widths
 from tensorformer.config.schema import Recipe
+from tensorformer.config.widths import widths
 from tensorformer.data.examples import Examples, open_examples
 from tensorformer.data.prepare import Corpus
 from tensorformer.lab.device import pick

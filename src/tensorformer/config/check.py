@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from tensorformer.config.activations import feed_forward_activation
+from tensorformer.config.check_moe import check_moe
 from tensorformer.config.presets import PRESETS
-from tensorformer.config.row_activations import ROW_ACTIVATIONS, RowActivation
 from tensorformer.config.schema import (
     Data,
-    FeedForward,
     Induction,
-    Learned,
     LinearAttention,
     Model,
+    MoE,
     Needle,
     Recall,
     Recipe,
@@ -20,45 +20,6 @@ from tensorformer.config.schema import (
     Train,
 )
 from tensorformer.errors import ConfigError, GateError, suggest
-from tensorformer.gates import GATES, SCALARS, Gate, Scalar, activation
-
-Activation = Scalar | Gate | RowActivation
-
-
-def feed_forward_activation(ffn: FeedForward) -> Activation:
-    """Return the activation that a feed-forward table names, its parameters bound; ``"none"`` unbinds a cap.
-
-    A learned parameter is bound to its first value: ``learned_parameters`` says which those are.
-    """
-    table = {"name": ffn.gate} if isinstance(ffn.gate, str) else ffn.gate
-    name = table.get("name")
-    if not isinstance(name, str):
-        raise GateError('a gate table needs its name: { name = "situ", beta = 4.0, linear_beta = 25.0 }')
-    parameters: dict[str, float | None] = {}
-    for key, value in table.items():
-        if isinstance(value, str) and key != "name" and value != "none":
-            raise GateError(f'{key} = "{value}": write a number, or "none" where the formula has a form without it')
-        if key != "name":
-            first = value.learned if isinstance(value, Learned) else value
-            parameters[key] = None if isinstance(first, str) else first
-    if name in ROW_ACTIVATIONS:
-        if learned_parameters(ffn):
-            raise GateError(f"{name!r} has its own trained weights and no parameter to learn besides")
-        return ROW_ACTIVATIONS[name].bind(**parameters)
-    if name in GATES or name in SCALARS:
-        return activation(name, **parameters)
-    raise GateError(f"unknown activation {name!r}{suggest(name, [*GATES, *SCALARS, *ROW_ACTIVATIONS])}")
-
-
-def learned_parameters(ffn: FeedForward) -> dict[str, float]:
-    """Return the activation's parameters that are trained, with their first values."""
-    table = {} if isinstance(ffn.gate, str) else ffn.gate
-    return {name: value.learned for name, value in table.items() if isinstance(value, Learned)}
-
-
-def is_gated(activation: Activation) -> bool:
-    """Say whether a feed-forward layer around it has three matrices rather than two."""
-    return activation.gated if isinstance(activation, RowActivation) else isinstance(activation, Gate)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -91,6 +52,9 @@ def _check_model(model: Model) -> None:
     for name, mixer in model.mixers.items():
         _check_mixer(mixer, model.d_model, f"$.model.mixers.{name}")
     for name, ffn in model.ffns.items():
+        if isinstance(ffn, MoE):
+            check_moe(ffn, f"$.model.ffns.{name}")
+            continue
         try:
             feed_forward_activation(ffn)
         except (GateError, TypeError) as e:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from tensorformer.config.check import feed_forward_activation, is_gated, learned_parameters
+from collections.abc import Callable
+
+from tensorformer.config.count_feed_forward import (
+    active_feed_forward_weights,
+    feed_forward_products,
+    feed_forward_weights,
+)
 from tensorformer.config.presets import GLA_RANK, Preset, resolved
-from tensorformer.config.row_activations import RowActivation
-from tensorformer.config.schema import FeedForward, LinearAttention, Model, SoftmaxAttention
+from tensorformer.config.schema import FeedForward, LinearAttention, Model, MoE, SoftmaxAttention
 from tensorformer.config.shapes import Heads, blocks, heads
 from tensorformer.ops.linear_attention import flops as linear_attention_flops
 from tensorformer.ops.linear_attention.plan import auto_chunk
@@ -13,12 +18,21 @@ from tensorformer.ops.linear_attention.plan import auto_chunk
 
 def parameters(model: Model) -> int:
     """Return the number of trained parameters, embeddings included; a tied head counts once."""
+    return _parameters(model, feed_forward_weights)
+
+
+def active_parameters(model: Model) -> int:
+    """Return the number of trained parameters that a token meets: of a mixture, the experts it is routed to."""
+    return _parameters(model, active_feed_forward_weights)
+
+
+def _parameters(model: Model, count: Callable[[FeedForward | MoE, int], int]) -> int:
     norm = model.d_model * (2 if model.norm == "layer_norm" else 1)
     total = model.vocab_size * model.d_model * (1 if model.tie_embeddings else 2) + norm
     for mixer, ffn in blocks(model):
         total += 2 * norm
         total += mixer_matrices(model.mixers[mixer], model.d_model) + _mixer_vectors(model.mixers[mixer], model.d_model)
-        total += feed_forward_matrices(model.ffns[ffn], model.d_model) + _feed_forward_vectors(model.ffns[ffn])
+        total += count(model.ffns[ffn], model.d_model)
     return total
 
 
@@ -30,7 +44,7 @@ def forward_flops(model: Model, context: int) -> int:
     total = 2 * model.vocab_size * model.d_model  # the head; looking an embedding up multiplies nothing
     for mixer, ffn in blocks(model):
         total += 2 * mixer_matrices(model.mixers[mixer], model.d_model)
-        total += 2 * feed_forward_matrices(model.ffns[ffn], model.d_model)
+        total += 2 * feed_forward_products(model.ffns[ffn], model.d_model)
         total += _score_flops(model.mixers[mixer], model.d_model, context) // context
     return total
 
@@ -59,11 +73,6 @@ def causal_flops(model: Model, context: int) -> int:
 def training_flops(model: Model, context: int) -> int:
     """Return the FLOPs of a training step, a token: a backward pass costs two forward ones; recomputation is free."""
     return 3 * forward_flops(model, context)
-
-
-def feed_forward_matrices(ffn: FeedForward, d_model: int) -> int:
-    """Return the number of weights in a feed-forward part: three matrices around a gate, two around a scalar."""
-    return d_model * ffn.d_ff * (3 if is_gated(feed_forward_activation(ffn)) else 2)
 
 
 def mixer_matrices(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> int:
@@ -115,12 +124,6 @@ def _mixer_vectors(mixer: SoftmaxAttention | LinearAttention, d_model: int) -> i
 def _channels(p: Preset, h: Heads) -> int:
     """Return the channels of the short convolution, if there is one."""
     return 2 * p.branches * h.n_kv_heads * h.head_dim + h.n_heads * h.value_dim if p.taps else 0
-
-
-def _feed_forward_vectors(ffn: FeedForward) -> int:
-    activation = feed_forward_activation(ffn)
-    own = activation.weights(ffn.d_ff) if isinstance(activation, RowActivation) else 0
-    return own + len(learned_parameters(ffn))
 
 
 def _score_flops(mixer: SoftmaxAttention | LinearAttention, d_model: int, context: int) -> int:

@@ -172,6 +172,7 @@ class FeedForward(Section, frozen=True, tag_field="kind", tag="feed_forward"):
     # "swiglu", { name = "situ", beta = 4.0, linear_beta = 25.0 }, or { name = "swish_glu", beta = { learned = 1.0 } }
     gate: str | dict[str, str | float | int | Learned]
     d_ff: Positive
+    bias: bool = False
 
 
 class Experts(Section, frozen=True):
@@ -251,7 +252,7 @@ class AdamW(Section, frozen=True, tag_field="kind", tag="adamw"):
 
 
 class Muon(Section, frozen=True, tag_field="kind", tag="muon"):
-    """Muon for the hidden matrices at AdamW's scale of step, AdamW for embeddings, head and norms."""
+    """Muon for the hidden matrices at AdamW's scale of step, AdamW for embeddings, head, norms and stacked experts."""
 
     lr: PositiveFloat
     momentum: Share = 0.95
@@ -299,7 +300,8 @@ class Compare(Section, frozen=True):
     baseline: str
     seeds: Annotated[tuple[Count, ...], Meta(min_length=1)]
     delta: PositiveFloat  # nats per token: differences below it do not matter
-    match: Literal["params", "flops", "none"] = "params"
+    # "active": parameters that a token meets; mixtures of experts have two widths, and can be matched in both
+    match: Literal["params", "active", "params_and_active", "flops", "none"] = "params"
     multiple_of: Positive = 4  # widths that are solved for are multiples of this
     tolerance: PositiveFloat = 0.005  # relative
     data_to_match: bool = False  # train the baseline at 0.5×, 1× and 2× the tokens

@@ -11,8 +11,8 @@ import torch
 
 from tensorformer import __version__
 from tensorformer.config.load import to_toml
-from tensorformer.config.match import widths
 from tensorformer.config.schema import Recipe
+from tensorformer.config.widths import widths
 from tensorformer.data.batches import scored_tokens
 from tensorformer.data.examples import Examples
 from tensorformer.data.prepare import Corpus
@@ -23,6 +23,13 @@ from tensorformer.lab.plan import Planned
 from tensorformer.lab.results import Comparison, Difference, Ratio, SeedResult, Variant
 from tensorformer.lab.results import Corpus as CorpusFacts
 from tensorformer.lab.results import Probe as ProbeFacts
+
+MATCHED_IN = {
+    "params": "parameters",
+    "active": "active parameters, those that a token meets",
+    "params_and_active": "parameters and in active parameters, those that a token meets",
+    "flops": "FLOPs a token, scores counted causally",
+}
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -104,6 +111,7 @@ def _variant(
         name=p.name,
         description=p.description,
         n_params=p.n_params,
+        n_active=p.n_active,
         flops_per_token=p.flops_per_token,
         widths=widths(p.run.model),
         remainder=p.remainder,
@@ -132,7 +140,7 @@ def _notes(recipe: Recipe, chosen: list[Planned]) -> list[str]:
         spread = ", ".join(f"{p.name} {p.n_params:,}" for p in chosen)
         notes.append(f"Nothing was matched: the variants differ in size ({spread} parameters).")
     else:
-        what = "parameters" if compare.match == "params" else "FLOPs a token, scores counted causally"
+        what = MATCHED_IN[compare.match]
         notes.append(f"Matched in {what}; the largest remainder is {largest.remainder:+.2%} ({largest.name}).")
     notes.append("Every variant saw the same tokens in the same order at the same seed.")
     if recipe.data.probe is not None:

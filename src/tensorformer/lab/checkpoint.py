@@ -37,7 +37,7 @@ def save(
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
-        save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, beside / MODEL)
+        save_file({name: t.detach().contiguous() for name, t in _tensors(model).items()}, beside / MODEL)
         save_file(_optimizer_tensors(model, optimizers), beside / OPTIMIZERS)
         meta = Meta(step, seconds, {name: sha256(beside / name) for name in (MODEL, OPTIMIZERS)})
         (beside / META).write_bytes(msgspec.json.encode(meta))
@@ -64,14 +64,14 @@ def load(checkpoint: Path, model: nn.Module, optimizers: list[torch.optim.Optimi
         file = checkpoint / name
         if not file.is_file() or sha256(file) != meta.sha256.get(name):
             raise CheckpointError(f"{file}: damaged (its checksum differs); remove {checkpoint} to go on without it")
-    weights, parameters = load_file(checkpoint / MODEL), dict(model.named_parameters())
-    if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in parameters.items()}:
+    weights, tensors = load_file(checkpoint / MODEL), _tensors(model)
+    if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in tensors.items()}:
         raise CheckpointError(f"{checkpoint}: holds another model than the run's config.toml describes")
     with torch.no_grad():
-        for name, p in parameters.items():
-            p.copy_(weights[name])
+        for name, t in tensors.items():
+            t.copy_(weights[name])
     if optimizers is not None:
-        _restore_optimizers(load_file(checkpoint / OPTIMIZERS), parameters, optimizers)
+        _restore_optimizers(load_file(checkpoint / OPTIMIZERS), dict(model.named_parameters()), optimizers)
     return meta
 
 
@@ -110,6 +110,12 @@ def _read_meta(checkpoint: Path) -> Meta:
         raise CheckpointError(
             f"{checkpoint / META}: unreadable ({e}); remove {checkpoint} to go on without it"
         ) from None
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return all that a model has learned: its parameters, and the biases that balance experts without a loss."""
+    kept = model.state_dict().keys()
+    return {**dict(model.named_parameters()), **{name: b for name, b in model.named_buffers() if name in kept}}
 
 
 def _optimizer_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from tensorformer.config.schema import Model, Run, SoftmaxAttention
+from tensorformer.config.widths import widths, with_widths
 from tensorformer.lab.device import memory_in_use, peak_memory, pick, reset_peak_memory
 from tensorformer.lab.interrupt import interrupts_ignored
 from tensorformer.lab.timing import stepper
@@ -61,5 +62,5 @@ def _tiny(model: Model) -> Model:
         else msgspec.structs.replace(m, n_heads=1, head_dim=2, value_dim=2)
         for name, m in model.mixers.items()
     }
-    ffns = {name: msgspec.structs.replace(f, d_ff=2) for name, f in model.ffns.items()}
-    return msgspec.structs.replace(model, d_model=2, mixers=mixers, ffns=ffns)
+    model = with_widths(model, dict.fromkeys(widths(model), 2))
+    return msgspec.structs.replace(model, d_model=2, mixers=mixers)

@@ -14,13 +14,14 @@ def make_optimizers(model: nn.Module, config: AdamW | Muon) -> list[torch.optim.
     """Return the optimisers of a run; between them they hold every parameter once.
 
     AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) decays matrices, not norms and biases. Muon (Jordan et al.
-    2024) takes the 2-D hidden matrices, its step scaled to AdamW's root mean square, so that one rate fits both.
+    2024) takes the 2-D hidden matrices, its step scaled to AdamW's root mean square, so that one rate fits both;
+    experts are stacked in tensors of three dimensions, which torch's Muon does not take.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if isinstance(config, AdamW):
-        return [_adamw([p for _, p in named], config.lr, config.betas, config.eps, config.weight_decay)]
+        return [_adamw(named, config.lr, config.betas, config.eps, config.weight_decay)]
     hidden = [p for name, p in named if _is_hidden_matrix(name, p)]
-    rest = [p for name, p in named if not _is_hidden_matrix(name, p)]
+    rest = [(name, p) for name, p in named if not _is_hidden_matrix(name, p)]
     muon = torch.optim.Muon(
         hidden,
         lr=config.lr,
@@ -61,14 +62,17 @@ def decay_start(train: Train) -> int:
 
 
 def _is_hidden_matrix(name: str, p: nn.Parameter) -> bool:
-    return p.ndim == 2 and name.startswith("layers.")
+    return p.ndim == 2 and name.startswith("layers.") and not _is_bias(name)
+
+
+def _is_bias(name: str) -> bool:
+    return name.endswith("bias")  # those of stacked experts have two dimensions
 
 
 def _adamw(
-    parameters: list[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    named: list[tuple[str, nn.Parameter]], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> torch.optim.AdamW:
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    decayed = [p for name, p in named if p.ndim >= 2 and not _is_bias(name)]
+    others = [p for name, p in named if p.ndim < 2 or _is_bias(name)]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, eps=eps, fused=True)

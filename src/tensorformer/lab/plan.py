@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
-from tensorformer.config.count import causal_flops, parameters, training_flops
+from tensorformer.config.count import active_parameters, causal_flops, parameters, training_flops
 from tensorformer.config.load import description, variant_run
-from tensorformer.config.match import match
-from tensorformer.config.schema import Model, Recipe, Run
+from tensorformer.config.match import Match, match, match_with_active
+from tensorformer.config.schema import Compare, Model, Recipe, Run
 from tensorformer.data.examples import Examples
 from tensorformer.data.prepare import Corpus
 from tensorformer.errors import ConfigError
@@ -24,6 +25,7 @@ class Planned(NamedTuple):
     description: str
     run: Run  # at seed 0
     n_params: int
+    n_active: int  # parameters that a token meets: fewer in mixtures of experts
     flops_per_token: int  # forward and backward
     remainder: float  # relative distance from the baseline in what is matched
 
@@ -41,22 +43,31 @@ def plan(recipe: Recipe) -> list[Planned]:
     if recipe.compare is None:
         raise ConfigError("$.compare: the recipe has no [compare] table; use `tensorformer train` for a single run")
     compare, context = recipe.compare, recipe.train.context
-
-    def measure(model: Model) -> int:
-        return causal_flops(model, context) if compare.match == "flops" else parameters(model)
-
-    target = measure(variant_run(recipe, compare.baseline, seed=0).model)
+    baseline = variant_run(recipe, compare.baseline, seed=0).model
     planned = []
     for name in (compare.baseline, *(v for v in recipe.variants if v != compare.baseline)):
         run = variant_run(recipe, name, seed=0)
         if name != compare.baseline and compare.match != "none":
             try:
-                solved = match(run.model, target, measure, compare.multiple_of, compare.tolerance)
+                solved = _matched(run.model, baseline, compare, context)
             except ConfigError as e:
                 raise ConfigError(f"$.variants.{name}: {e}") from None
-            run = msgspec.structs.replace(run, model=solved.model)
-        planned.append(_planned(recipe, name, run, measure(run.model) / target - 1))
+            planned.append(_planned(recipe, name, msgspec.structs.replace(run, model=solved.model), solved.remainder))
+        else:
+            planned.append(_planned(recipe, name, run, parameters(run.model) / parameters(baseline) - 1))
     return planned
+
+
+def _matched(model: Model, baseline: Model, compare: Compare, context: int) -> Match:
+    if compare.match == "params_and_active":
+        return match_with_active(model, baseline, compare.multiple_of, compare.tolerance)
+    measures: dict[str, Callable[[Model], int]] = {
+        "params": parameters,
+        "active": active_parameters,
+        "flops": lambda model: causal_flops(model, context),
+    }
+    measure = measures[compare.match]
+    return match(model, measure(baseline), measure, compare.multiple_of, compare.tolerance)
 
 
 def plan_one(recipe: Recipe, name: str | None) -> Planned:
@@ -100,5 +111,5 @@ def check_fits(examples: Examples, planned: list[Planned], contexts: tuple[int, 
 
 def _planned(recipe: Recipe, name: str, run: Run, remainder: float) -> Planned:
     words = description(recipe, name) if name in recipe.variants else ""
-    n_params, flops = parameters(run.model), training_flops(run.model, run.train.context)
-    return Planned(name, words, run, n_params, flops, remainder)
+    model, flops = run.model, training_flops(run.model, run.train.context)
+    return Planned(name, words, run, parameters(model), active_parameters(model), flops, remainder)

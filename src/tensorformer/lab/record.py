@@ -16,7 +16,7 @@ from tensorformer.config.schema import Run
 from tensorformer.errors import CheckpointError, ConfigError, StorageError
 from tensorformer.files import write_bytes, write_text
 from tensorformer.lab import checkpoint
-from tensorformer.lab.results import Point, SeedResult
+from tensorformer.lab.results import ExpertLayer, Point, SeedResult
 
 CONFIG, IDENTITY, METRICS, TIMING = "config.toml", "identity.json", "metrics.jsonl", "timing.jsonl"
 RESULT, DIVERGED = "result.json", "diverged"
@@ -165,6 +165,7 @@ def seed_result(folder: Path, seed: int) -> SeedResult:
             clock.get(row["step"], 0.0),
             row["validation_loss"],
             row.get("validation_accuracy"),
+            msgspec.convert(row.get("experts", []), list[ExpertLayer]),
         )
         for row in read_rows(folder / METRICS)
         if "validation_loss" in row
@@ -197,10 +198,10 @@ class Log:
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
 
-    def __call__(self, **row: float) -> None:
+    def __call__(self, **row: float | list[ExpertLayer]) -> None:
         """Append a row and hand it to the operating system."""
         try:
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(json.dumps(msgspec.to_builtins(row)) + "\n")
             self._file.flush()
         except OSError as e:
             raise StorageError.at(self._file.name, e) from None

@@ -41,6 +41,19 @@ class Difference(Struct, frozen=True):
     seeds_to_decide: int | None  # seeds that would decide it in 8 of 10 experiments; None: over 1,000, or one seed
 
 
+class ExpertLayer(Struct, frozen=True):
+    """What the experts of one layer did with a piece of validation text."""
+
+    layer: int  # of the model, from 0
+    load: list[float]  # share of the choices that fell on each routed expert
+    entropy: float  # of the load, divided by its largest: 1 where it is even
+    max_over_mean: float  # load of the fullest expert, in even loads
+    dead: int  # experts that no token went to
+    confidence: float  # mean over tokens of the router's largest probability
+    similarity: float | None  # mean cosine between what two experts write for one token; None: a single expert
+    routed_share: float  # ‖routed‖ / (‖routed‖ + ‖shared‖) of what the paths write, mean over tokens
+
+
 class Point(Struct, frozen=True):
     """One evaluation during training."""
 
@@ -49,6 +62,7 @@ class Point(Struct, frozen=True):
     seconds: float  # of training, evaluations left out
     loss: float  # nats per token on the validation part
     accuracy: float | None = None  # of a probe's answers
+    experts: list[ExpertLayer] = []  # one a mixture of experts
 
 
 class SeedResult(Struct, frozen=True):
@@ -85,6 +99,7 @@ class Variant(Struct, frozen=True):
     seeds: list[SeedResult]
     config: str  # TOML of the resolved run, seed left out
     context_accuracies: dict[int, Estimate] = {}  # of a probe's answers, by context length in tokens
+    n_active: int | None = None  # parameters that a token meets; None: written before there were mixtures of experts
 
 
 class Corpus(Struct, frozen=True):
@@ -121,7 +136,7 @@ class Comparison(Struct, frozen=True):
     recipe_path: str  # as it was typed; may be empty
     created: str  # ISO 8601, UTC
     baseline: str
-    match: Literal["params", "flops", "none"]
+    match: Literal["params", "active", "params_and_active", "flops", "none"]
     tolerance: float
     delta: float
     tokens: int

@@ -62,11 +62,11 @@ def stepper(run: Run, batch: Callable[[int], Windows], device: torch.device) -> 
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-    forward = compiled(model, run.train, device)
+    forward, mixtures = compiled(model, run.train, device), [m.config for m in model.mixtures()]
 
     def take_step(step: int) -> object:
         inputs, targets = batch(step)
-        return training_step(forward, optimizers, inputs.to(device), targets.to(device), run.train)
+        return training_step(forward, optimizers, inputs.to(device), targets.to(device), run.train, mixtures)
 
     return take_step
 

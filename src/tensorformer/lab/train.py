@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from tensorformer.config.schema import Run, Train, WarmupStableDecay
+from tensorformer.config.schema import MoE, Run, Train, WarmupStableDecay
+from tensorformer.data.batches import Windows
 from tensorformer.data.examples import Examples, held_out, training_batches
 from tensorformer.data.prepare import Corpus
 from tensorformer.data.probe_tasks import UNSCORED
@@ -22,8 +23,12 @@ from tensorformer.data.split import Part
 from tensorformer.errors import CheckpointError, DivergenceError
 from tensorformer.lab import checkpoint, evaluate, record
 from tensorformer.lab.device import autocast, compiled
+from tensorformer.lab.experts import expert_statistics
 from tensorformer.lab.optim import decay_start, make_optimizers, n_steps, rate
+from tensorformer.lab.results import ExpertLayer
+from tensorformer.nn.balancing import router_loss
 from tensorformer.nn.model import TensorTransformer
+from tensorformer.nn.router import Routing, update_biases
 
 CHECKPOINTS_KEPT = 2  # the last one, and the one before it in case the last is damaged
 
@@ -106,7 +111,7 @@ def _train(
     start, seconds = _resume(run, folder, branch_from, model, optimizers)
     if isinstance(examples, Corpus):
         examples.tokenizer.save(folder)  # so that the run can speak for itself
-    forward = compiled(model, config, device)
+    forward, mixtures = compiled(model, config, device), [m.config for m in model.mixtures()]
 
     keep = {decay_start(config)} if isinstance(config.schedule, WarmupStableDecay) else set()
     log, clock = record.Log(folder / record.METRICS, start), record.Log(folder / record.TIMING, start)
@@ -118,7 +123,7 @@ def _train(
                     group["lr"] = config.optimizer.lr * rate(step, config)
             inputs, targets = batch(step)
             try:
-                loss, norm = training_step(forward, optimizers, inputs.to(device), targets.to(device), config)
+                taken = training_step(forward, optimizers, inputs.to(device), targets.to(device), config, mixtures)
             except NotFinite as e:
                 record.mark_diverged(folder)
                 raise _explain(e, model, inputs.to(device), config, folder, step) from None
@@ -127,20 +132,18 @@ def _train(
 
             done = step + 1
             tokens = done * config.batch_size * config.context
-            log(step=done, tokens=tokens, loss=loss, lr=config.optimizer.lr * rate(step, config), grad_norm=norm)
+            row: dict[str, float] = {"loss": taken.loss, "lr": config.optimizer.lr * rate(step, config)}
+            if mixtures:
+                row["router_loss"] = taken.router_loss
+            log(step=done, tokens=tokens, **row, grad_norm=taken.grad_norm)
             if done % config.evaluate_every == 0 or done == steps:
-                windows = held_out(examples, "validation", config.context, config.evaluate_tokens)
-                found = evaluate.score(forward, windows, config.precision)
-                row = {"validation_loss": found.loss}
-                if run.data.probe is not None:
-                    row["validation_accuracy"] = found.accuracy
-                log(step=done, tokens=tokens, **row)
+                log(step=done, tokens=tokens, **_evaluate(run, model, forward, examples))
                 clock(step=done, seconds=seconds)
             stop = done < steps and should_stop()
             if done % config.checkpoint_every == 0 or done == steps or done in keep or stop:
                 checkpoint.save(folder, done, seconds, model, optimizers)
                 checkpoint.prune(folder, keep, newest=1 if done == steps else CHECKPOINTS_KEPT)
-            on_progress(Progress(done, steps, loss, config.batch_size * config.context / elapsed))
+            on_progress(Progress(done, steps, taken.loss, config.batch_size * config.context / elapsed))
             if stop:
                 raise Interrupted
     finally:
@@ -148,6 +151,25 @@ def _train(
         clock.close()
 
     return seconds, forward
+
+
+def _evaluate(
+    run: Run, model: TensorTransformer, forward: nn.Module, examples: Examples
+) -> dict[str, float | list[ExpertLayer]]:
+    """Return what is recorded between steps: loss, accuracy on a probe, and what experts did with the first batch."""
+    config = run.train
+
+    def windows() -> Iterator[Windows]:
+        return held_out(examples, "validation", config.context, config.evaluate_tokens)
+
+    found = evaluate.score(forward, windows(), config.precision)
+    row: dict[str, float | list[ExpertLayer]] = {"validation_loss": found.loss}
+    if run.data.probe is not None:
+        row["validation_accuracy"] = found.accuracy
+    if model.mixtures():
+        inputs, _ = next(windows())
+        row["experts"] = expert_statistics(model, inputs.to(next(model.parameters()).device), config.precision)
+    return row
 
 
 class NotFinite(Exception):
@@ -158,34 +180,51 @@ class NotFinite(Exception):
         self.what, self.value = what, value
 
 
+class Taken(NamedTuple):
+    """An optimiser step."""
+
+    loss: float  # mean, nats per scored target
+    grad_norm: float  # before clipping
+    router_loss: float  # what balancing the experts added to the loss
+
+
 def training_step(
     forward: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     inputs: Int[Tensor, "b t"],
     targets: Int[Tensor, "b t"],
     config: Train,
-) -> tuple[float, float]:
+    mixtures: Sequence[MoE] = (),
+) -> Taken:
     """Take one optimiser step on a batch, in as many forward passes as the config says.
 
-    Returns:
-        The mean loss in nats per scored target, and the gradient's norm before clipping.
+    Args:
+        forward: tokens (b, t) to logits; with mixtures of experts a ``TensorTransformer``, or compiled from one.
+        optimizers: of its parameters.
+        inputs, targets: the batch.
+        config: the ``[train]`` table.
+        mixtures: tables of the model's mixtures of experts, in order: their losses are added, each micro-batch by
+            itself, and the biases that balance them without a loss are moved once, after the optimiser.
 
     Raises:
         NotFinite: before anything is updated.
     """
     micro = config.micro_batch_size or len(inputs)
-    total = torch.zeros((), device=inputs.device)
+    total, routers = torch.zeros(2, device=inputs.device)
     scored = (targets != UNSCORED).sum()
     for x, y in zip(inputs.split(micro), targets.split(micro), strict=True):
+        routings: list[Routing] = []
         with autocast(inputs.device, config.precision):
-            logits = forward(x)
+            logits = forward(x, None, routings) if mixtures else forward(x)
         losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=UNSCORED, reduction="sum")
         loss = losses / scored
-        loss.backward()
+        balance = router_loss(list(zip(mixtures, routings, strict=True)), len(x)) * (len(x) / len(inputs))
+        (loss + balance).backward()
         total += loss.detach()
+        routers += balance.detach()
     value = total.item()
-    if not torch.isfinite(total):
-        raise NotFinite("loss", value)
+    if not torch.isfinite(total + routers):
+        raise NotFinite("loss", value + routers.item())
     parameters = [p for o in optimizers for g in o.param_groups for p in g["params"]]
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if not torch.isfinite(norm):
@@ -195,7 +234,8 @@ def training_step(
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    return value, norm.item()
+    update_biases(forward)
+    return Taken(value, norm.item(), routers.item())
 
 
 def _resume(

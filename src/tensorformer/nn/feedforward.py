@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tensorformer.config import schema
-from tensorformer.config.check import feed_forward_activation, is_gated, learned_parameters
+from tensorformer.config.activations import feed_forward_activation, is_gated, learned_parameters
 from tensorformer.config.row_activations import RowActivation
 from tensorformer.gates import Gate, Scalar
 from tensorformer.nn.row_activations import make_row_activation
@@ -21,7 +21,7 @@ class FeedForward(nn.Module):
     with x twice. An activation that needs the whole row, such as PolyNorm, is a module of its own.
 
     Args:
-        config: the activation, with the parameters that are trained, and the hidden width.
+        config: the activation, with the parameters that are trained, the hidden width, and whether there are biases.
         d_model: width of the input and the output.
     """
 
@@ -34,9 +34,9 @@ class FeedForward(nn.Module):
             self.row = make_row_activation(self.activation, config.d_ff)
         self.is_gated = is_gated(self.activation)
         if self.is_gated:
-            self.gate_proj = nn.Linear(d_model, config.d_ff, bias=False)
-        self.up_proj = nn.Linear(d_model, config.d_ff, bias=False)
-        self.down_proj = nn.Linear(config.d_ff, d_model, bias=False)
+            self.gate_proj = nn.Linear(d_model, config.d_ff, bias=config.bias)
+        self.up_proj = nn.Linear(d_model, config.d_ff, bias=config.bias)
+        self.down_proj = nn.Linear(config.d_ff, d_model, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
         """Return the output for every row of ``x`` on its own."""

@@ -4,7 +4,8 @@ With normed inputs (mean square 1 a feature), 1/√fan-in keeps each projection'
 or an activation then has the gate's second moment, which the down projection divides out, so that every
 feed-forward part writes to the residual stream at the same scale whichever gate it has; the same for the gate on
 a linear attention's output. Both writers of a block are shrunk by √(2 · layers), which keeps the stream's growth
-with depth in bounds (Radford et al. 2019).
+with depth in bounds (Radford et al. 2019). An expert begins as a feed-forward part of its own, and the paths of a
+mixture, routed and shared, share that scale.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 
 from tensorformer.nn.feedforward import FeedForward
 from tensorformer.nn.linear_attention import LinearAttention
+from tensorformer.nn.moe import MoE, RoutedExperts
 
 EMBEDDING_STD = 0.3
 TIED_STD = 0.02  # one matrix can't serve both ends: small enough for the first predictions to be even
@@ -46,13 +48,19 @@ def initialise(model: nn.Module, seed: int) -> None:
         elif isinstance(module, nn.Linear):
             name = path.rpartition(".")[2]
             if name in ("o_proj", "down_proj"):
-                std = 1 / (depth * math.sqrt(module.in_features * _second_moment(model, path)))
+                wide = module.in_features * _second_moment(model, path) * _paths(model, path)
+                std = 1 / (depth * math.sqrt(wide))
             else:
                 std = 1 / math.sqrt(module.in_features)
             if name != "head" or not tied:
                 _normal(module.weight, std, seed, path)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, RoutedExperts):
+            _, width, _ = module.gate_up.shape
+            wide = module.down.shape[1] * module.activation.second_moment * _paths(model, path)
+            _normal(module.gate_up, 1 / math.sqrt(width), seed, f"{path}.gate_up")
+            _normal(module.down, 1 / (depth * math.sqrt(wide)), seed, f"{path}.down")
     for path, module in model.named_modules():
         if isinstance(module, HasFirstValues):  # after the matrices, so that it may say what a bias in it is
             with torch.no_grad():
@@ -64,6 +72,15 @@ def _second_moment(model: nn.Module, path: str) -> float:
     if isinstance(parent, FeedForward):
         return parent.activation.second_moment
     return parent.output.second_moment if isinstance(parent, LinearAttention) else 1.0
+
+
+def _paths(model: nn.Module, path: str) -> int:
+    """Return how many paths write beside one another where this module does: more than one in a mixture."""
+    while path:
+        path = path.rpartition(".")[0]
+        if isinstance(mixture := model.get_submodule(path), MoE):
+            return 1 + len(mixture.shared or ())
+    return 1
 
 
 def _normal(weight: torch.Tensor, std: float, seed: int, path: str) -> None:

@@ -13,7 +13,9 @@ from tensorformer.config.shapes import blocks
 from tensorformer.errors import ShapeError
 from tensorformer.nn.block import Block
 from tensorformer.nn.init import initialise
+from tensorformer.nn.moe import MoE
 from tensorformer.nn.norm import make_norm
+from tensorformer.nn.router import Routing
 from tensorformer.nn.state import State, check_blocks
 
 
@@ -42,8 +44,15 @@ class TensorTransformer(nn.Module):
         """Return what decoding starts from, a state a block."""
         return tuple(cast(Block, block).mixer.initial_state(batch) for block in self.layers)
 
+    def mixtures(self) -> list[MoE]:
+        """Return its mixtures of experts, in the order in which tokens meet them."""
+        return [block.ffn for block in cast(list[Block], list(self.layers)) if isinstance(block.ffn, MoE)]
+
     def forward(
-        self, tokens: Int[Tensor, "b t"], segments: Int[Tensor, "b t"] | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        segments: Int[Tensor, "b t"] | None = None,
+        routings: list[Routing] | None = None,
     ) -> Float[Tensor, "b t vocab"]:
         """Return the logits of the token after each position.
 
@@ -51,10 +60,11 @@ class TensorTransformer(nn.Module):
             tokens: the input.
             segments: −1 is padding, whatever token stands there; a new number starts a new document, which sees
                 nothing of the one before it. None: each row is one document.
+            routings: a list to which every one of ``mixtures`` appends how it routed the tokens.
         """
         x = self.embed(tokens)
         for block in self.layers:
-            x, _ = block(x, None, segments)
+            x, _ = block(x, None, segments, routings)
         return self.head(self.norm(x))
 
     def decode(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensorformer.config.check import Activation
+from tensorformer.config.activations import Activation
 from tensorformer.config.row_activations import RowActivation
 from tensorformer.errors import ConfigError
 from tensorformer.nn.feedforward import FeedForward

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tensorformer.config.check import Activation, is_gated
+from tensorformer.config.activations import Activation, is_gated
 from tensorformer.gates import Gate, Scalar
 from tensorformer.gates.parameters import described
 from tensorformer.study.ranges_formats import FormatEffects
