@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tensorformer.nn.feedforward import FeedForward
     from tensorformer.nn.linear_attention import LinearAttention
     from tensorformer.nn.model import TensorTransformer
+    from tensorformer.nn.moe import MoE
     from tensorformer.nn.softmax_attention import SoftmaxAttention
     from tensorformer.ops.act_and_mul import act_and_mul
     from tensorformer.ops.act_quant import act_quant
@@ -27,6 +28,7 @@ __all__ = [
     "SCALARS",
     "FeedForward",
     "LinearAttention",
+    "MoE",
     "SoftmaxAttention",
     "TensorTransformer",
     "act_and_mul",
@@ -44,6 +46,7 @@ _HOMES = {
     "activation": "tensorformer.gates",
     "FeedForward": "tensorformer.nn.feedforward",
     "LinearAttention": "tensorformer.nn.linear_attention",
+    "MoE": "tensorformer.nn.moe",
     "SoftmaxAttention": "tensorformer.nn.softmax_attention",
     "TensorTransformer": "tensorformer.nn.model",
     "act_and_mul": "tensorformer.ops.act_and_mul",

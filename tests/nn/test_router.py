@@ -1,37 +1,22 @@
-"""The router: against a loop over tokens, by its symmetries, with bad numbers, and the bias that evens its load."""
+"""The router: against a loop over tokens, by its symmetries, with bad numbers, and in a graph."""
 
 from __future__ import annotations
 
 import math
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
-from torch.utils.checkpoint import checkpoint
 
 from tensorformer.config.schema import Router as Config
 from tensorformer.errors import ConfigError
-from tensorformer.nn.router import Router, Routing, count_load_op, first_largest, tokens_per_expert, update_biases
-
-Scores = Literal["softmax", "sigmoid", "softmax_after_top_k"]
-SCORES: list[Scores] = ["softmax", "sigmoid", "softmax_after_top_k"]
-SPEED = 0.01
-
-
-def made(config: Config, d: int, n_experts: int, speed: float = 0.0, dtype: torch.dtype = torch.float64) -> Router:
-    router = Router(config, d, n_experts, speed).to(dtype)
-    nn.init.normal_(router.proj.weight, std=1.0)
-    if config.bias:
-        nn.init.normal_(router.proj.bias)
-    return router
+from tensorformer.nn.router import Router, Routing, count_load_op, first_largest, tokens_per_expert
+from tests.nn.routers import SCORES, SPEED, Scores, made
 
 
 def in_a_loop(routing: Routing, config: Config, bias: list[float] | None) -> tuple[list[list[int]], list[list[float]]]:
@@ -123,11 +108,21 @@ def test_equal_logits_choose_the_lower_index(scores: Scores, tokens: int, n_expe
     assert router(x).indices.tolist() == [list(range(top_k))] * tokens
 
 
+@pytest.mark.parametrize("scores", SCORES)
+def test_saturated_scores_are_told_apart(scores: Scores) -> None:
+    router = made(Config(top_k=2, scores=scores), 1, 4, dtype=torch.float32)
+    with torch.no_grad():
+        router.proj.weight.copy_(torch.tensor([[40.0], [400.0], [20.0], [250.0]]))  # σ is 1 of all of them
+    assert router(torch.ones(1, 1)).indices.tolist() == [[1, 3]]
+    assert router(-torch.ones(1, 1)).indices.tolist() == [[2, 0]]
+
+
 @given(
     st.lists(st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 2.0, math.inf, math.nan]), min_size=9, max_size=9)),
     st.integers(1, 9),
 )
 def test_the_largest_are_those_of_a_stable_sort(rows: list[list[float]], k: int) -> None:
+    rows = rows * 9  # few rows are sorted, many looked through for equal scores
     scores = torch.tensor(rows).view(-1, 9)
     key: Callable[[float], float] = lambda s: math.inf if math.isnan(s) else s  # noqa: E731
     expected = [sorted(range(9), key=lambda e: (not math.isnan(row[e]), -key(row[e]), e))[:k] for row in rows]
@@ -236,104 +231,6 @@ def test_counts(tokens: int, rows: int, top_k: int) -> None:
     assert torch.equal(tokens_per_expert(indices[real], 5)[0], kept)
 
 
-# The loss-free bias.
-
-
-def load_of(router: Router) -> list[int]:
-    assert router.load is not None
-    return router.load.tolist()
-
-
-def entropy(counts: Tensor) -> float:
-    share = counts.double() / counts.sum()
-    return torch.special.entr(share).sum().item() / math.log(len(share))
-
-
-@pytest.mark.parametrize("scores", SCORES)
-def test_the_load_grows_even_and_the_bias_keeps_its_mean(scores: Scores) -> None:
-    router = made(Config(top_k=2, scores=scores, bias=True), 8, 16, 0.003, torch.float32)
-    with torch.no_grad():
-        router.proj.weight.mul_(0.1)
-        router.proj.bias.copy_(torch.linspace(1, -1, 16))
-    x = torch.randn(512, 8)
-    entropies = []
-    for _ in range(300):
-        counts = tokens_per_expert(router(x).indices, 16)[0]
-        assert load_of(router) == counts.tolist()
-        entropies.append(entropy(counts))
-        update_biases(router)
-        assert router.correction_bias is not None
-        assert abs(router.correction_bias.double().mean().item()) < 1e-7
-    assert entropies[0] < 0.5
-    assert entropies[-1] > 0.95
-
-
-def test_one_update_by_hand() -> None:
-    router = made(Config(top_k=1), 2, 4, 0.5, torch.float32)
-    assert router.load is not None
-    assert router.correction_bias is not None
-    router.load.copy_(torch.tensor([5, 3, 0, 4]))  # mean 3: signs −1, 0, 1, −1, whose mean is −1/4
-    router.update_bias()
-    assert router.correction_bias.tolist() == [-0.375, 0.125, 0.625, -0.375]
-    assert load_of(router) == [0, 0, 0, 0]
-    router.correction_bias.add_(0.1)
-    before = router.correction_bias.clone()
-    router.update_bias()  # no token since
-    assert torch.equal(router.correction_bias, before)
-
-
-def test_accumulation_gives_the_same_biases() -> None:
-    whole, parts = (made(Config(top_k=2), 5, 7, SPEED) for _ in range(2))
-    parts.load_state_dict(whole.state_dict())
-    for step in range(5):
-        x = torch.randn(64, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        whole(x)
-        for part in x.chunk(4):
-            parts(part)
-        assert load_of(whole) == load_of(parts)
-        update_biases(whole)
-        update_biases(nn.ModuleList([parts]))
-    assert whole.correction_bias is not None
-    assert parts.correction_bias is not None
-    assert whole.correction_bias.abs().sum() > 0
-    assert torch.equal(whole.correction_bias, parts.correction_bias)
-
-
-def test_evaluation_and_padding_are_not_counted() -> None:
-    router, plain = made(Config(top_k=2), 5, 7, SPEED), made(Config(top_k=2), 5, 7)
-    x, real = torch.randn(63, 5, dtype=torch.float64), torch.arange(63) % 3 > 0
-    router.eval()(x)
-    assert sum(load_of(router)) == 0
-    routing = router.train()(x, real)
-    assert load_of(router) == tokens_per_expert(routing.indices[real], 7)[0].tolist()
-    assert sum(load_of(router)) == 84
-    router(x[:0])
-    assert sum(load_of(router)) == 84
-    assert plain.load is plain.correction_bias is None
-    assert list(plain.state_dict()) == ["proj.weight"]
-    before = {n: p.clone() for n, p in plain.state_dict().items()}
-    update_biases(plain)
-    assert all(torch.equal(before[n], p) for n, p in plain.state_dict().items())
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_recomputation_does_not_count_twice(use_reentrant: bool) -> None:
-    router = made(Config(top_k=2), 5, 7, SPEED)
-    x = torch.randn(63, 5, dtype=torch.float64, requires_grad=True)
-
-    def loss(x: Tensor) -> Tensor:
-        return router(x).weights.square().sum()
-
-    value: Any = checkpoint(loss, x, use_reentrant=use_reentrant)
-    once = load_of(router)
-    assert sum(once) == 126
-    value.backward()
-    assert router.proj.weight.grad is not None
-    assert load_of(router) == once
-    loss(x).backward()
-    assert load_of(router) == [2 * n for n in once]
-
-
 COMPILED = """
 import sys
 import torch
@@ -391,40 +288,13 @@ def test_the_count_is_registered_properly() -> None:
     assert load.tolist() == [0, 0, 0]
 
 
-def test_the_state_is_saved_and_the_bias_stays_wide() -> None:
-    router = made(Config(top_k=2), 5, 7, SPEED, torch.float32)
-    router(torch.randn(9, 5))
-    router.update_bias()
-    router(torch.randn(9, 5))
-    copy = made(Config(top_k=2), 5, 7, SPEED, torch.float32)
-    copy.load_state_dict(router.state_dict())
-    assert load_of(copy) == load_of(router) != [0] * 7
-    assert router.correction_bias is not None
-    wide = router.correction_bias.clone()
-    router.to(torch.bfloat16)
-    assert router.proj.weight.dtype == torch.bfloat16
-    assert torch.equal(router.correction_bias, wide)
-    assert router.correction_bias.dtype == torch.float32
-
-
-def _rank(rank: int, port: int, loads: list[list[int]]) -> None:
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(loads))
-    router = Router(Config(top_k=1), 2, 3, 0.5)
-    assert router.load is not None
-    assert router.correction_bias is not None
-    router.load.copy_(torch.tensor(loads[rank]))
-    update_biases(router)
-    torch.distributed.destroy_process_group()
-    # 6, 5, 4 together: signs −1, 0, 1; each rank alone would say −1, 1, 1 and −1, −1, 1.
-    assert router.correction_bias.tolist() == [-0.5, 0.0, 0.5]
-
-
-@pytest.mark.slow
-def test_the_load_is_that_of_all_ranks() -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    spawn(_rank, (port, [[6, 1, 0], [0, 4, 4]]), nprocs=2)
+def test_shapes_are_found_without_numbers() -> None:
+    config = Config(top_k=2, scores="sigmoid", n_group=3, topk_group=2, bias=True)
+    with torch.device("meta"):
+        router = Router(config, 5, 9, SPEED)
+        routing = router(torch.empty(63, 5, dtype=torch.bfloat16))
+    assert [tuple(t.shape) for t in routing[:4]] == [(63, 2), (63, 2), (63, 9), (63, 9)]
+    assert [t.dtype for t in routing[:4]] == [torch.int64, torch.bfloat16, torch.float32, torch.float32]
 
 
 def test_a_router_that_can_not_choose_is_refused() -> None:

@@ -167,7 +167,9 @@ def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
     except msgspec.ValidationError as e:
         message = str(e)
         unknown = re.search(r"unknown field `([^`]+)`", message)
-        if unknown:
+        if unknown and unknown[1].startswith(("capacity", "drop_token")):
+            message += "; there is no capacity here: no token is dropped, whatever the load; leave it out"
+        elif unknown:
             message += suggest(unknown[1], {f for s in _sections(Section) for f in s.__struct_fields__})
         value = re.search(r"Invalid enum value '([^']*)' - at `.*?(\w+)`$", message)
         if value:

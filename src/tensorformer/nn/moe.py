@@ -99,7 +99,7 @@ class MoE(nn.Module):
             real: which rows are tokens: padding is computed as well, and counts in no load and no loss. None: all are.
             routings: a list to which how tokens were routed is appended: what the losses of balance are taken of.
         """
-        paths = self.paths(x.flatten(0, -2), None if real is None else real.flatten())
+        paths = self.paths(x.reshape(-1, x.shape[-1]), None if real is None else real.flatten())
         if routings is not None:
             routings.append(paths.routing)
         y = paths.routed if paths.shared is None else paths.routed + paths.shared

@@ -17,9 +17,7 @@ from tensorformer.config.check_moe import check_router
 from tensorformer.gates.kernel import PLAIN, transforming
 from tensorformer.ops.autocast import autocast_dtype
 
-LEAST_SUM = (
-    1e-20  # DeepSeek's: scores that all underflow give weights of 0, not 0/0; next to any other sum it is nothing
-)
+LEAST_SUM = 1e-20  # DeepSeek's, added to a sum that divides: scores that all underflow give 0 then, not 0/0
 FEW_ROWS = 8  # below them looking for equal scores takes longer than sorting
 
 
@@ -138,9 +136,8 @@ class Router(nn.Module):
     def _choose(self, logits: Tensor, probabilities: Tensor) -> Tensor:
         top_k, n_group = self.config.top_k, self.config.n_group
         if self.correction_bias is None and n_group == 1:
-            return first_largest(
-                logits.detach(), top_k
-            )  # the order of probabilities, without ties by rounding or saturation
+            # The order of probabilities, without those ties that rounding and saturation make.
+            return first_largest(logits.detach(), top_k)
         scores = (logits if self.config.scores == "softmax_after_top_k" else probabilities).detach()
         if self.correction_bias is not None:
             scores = scores + self.correction_bias
