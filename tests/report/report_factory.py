@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+from msgspec import structs
+
 from tensorformer.lab.results import (
     Comparison,
     Corpus,
     Difference,
     Estimate,
+    ExpertLayer,
     Point,
     Ratio,
     SeedResult,
@@ -153,3 +156,38 @@ def make_comparison(names: dict[str, str] | None = None, seeds: int = 3, scale: 
         ],
         baseline_curve=curve,
     )
+
+
+def expert_layer(layer: int, counts: list[int], routed_share: float, similarity: float | None = 0.04) -> ExpertLayer:
+    """Return what experts that got these numbers of choices did."""
+    total, n = sum(counts), len(counts)
+    load = [count / total for count in counts]
+    entropy = -sum(share * math.log(share) for share in load if share) / math.log(n) if n > 1 else 1.0
+    return ExpertLayer(
+        layer, load, entropy, n * max(load), counts.count(0), 0.3 + layer / 100, similarity, routed_share
+    )
+
+
+def with_experts(
+    made: Comparison, n_experts: int = 16, layers: tuple[int, ...] = (0, 1, 2), dense: tuple[str, ...] = ()
+) -> Comparison:
+    """Return the comparison as if its variants were mixtures of experts, all but the ``dense`` ones."""
+    variants = []
+    for i, v in enumerate(made.variants):
+        seeds = [
+            structs.replace(s, curve=[_routed(p, i, s.seed, n_experts, layers, v.name in dense) for p in s.curve])
+            for s in v.seeds
+        ]
+        active = v.n_params if v.name in dense else 301_184 + 64 * i
+        variants.append(structs.replace(v, seeds=seeds, n_active=active))
+    return structs.replace(made, variants=variants)
+
+
+def _routed(p: Point, i: int, seed: int, n_experts: int, layers: tuple[int, ...], dense: bool) -> Point:
+    found = []
+    for layer in () if dense else layers:
+        steep = (1.5 + 0.3 * layer) * (1 - p.step / 1600)  # deeper layers are less even, and all get better
+        noisy = [math.exp(steep * noise(i + 1, seed + 1, layer + 1, e + 1)) - 0.4 for e in range(n_experts)]
+        counts = [max(0, round(100 * share)) for share in noisy]
+        found.append(expert_layer(layer, counts, 0.35 + 0.05 * layer + 0.04 * noise(i, seed, layer)))
+    return structs.replace(p, experts=found)

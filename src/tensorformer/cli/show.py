@@ -42,11 +42,13 @@ def show_plan(recipe: Recipe, planned: list[Planned], runs: Path, device: str, j
         torch.set_num_threads(1)  # as the runs will have
     with console.status("timing a few steps of each variant"):
         seconds = step_seconds({p.name: p.run for p in planned}, examples, pick(device), rounds=2)
-    table = _table("variant", "parameters", "off by", "d_ff", "MFLOP/token", "s/step")
+    sparse = any(p.n_active != p.n_params for p in planned)
+    table = _table("variant", "parameters", *(["active"] if sparse else []), "off by", "d_ff", "MFLOP/token", "s/step")
     for p in planned:
+        active = [f"{p.n_active:,}"] if sparse else []
         width = ", ".join(f"{w:,}" for w in widths(p.run.model).values())
         flops = f"{p.flops_per_token / 1e6:.2f}"
-        table.add_row(p.name, f"{p.n_params:,}", f"{p.remainder:+.2%}", width, flops, f"{seconds[p.name]:.3f}")
+        table.add_row(p.name, f"{p.n_params:,}", *active, f"{p.remainder:+.2%}", width, flops, f"{seconds[p.name]:.3f}")
     console.print(table)
     each = len(compare.seeds) + max(0, len(compare.learning_rates) - 1)
     n_runs = each * len(planned) + (2 * len(compare.seeds) if compare.data_to_match else 0)

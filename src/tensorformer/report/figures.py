@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorformer.lab.results import Comparison
-from tensorformer.report import accuracy, charts, series
+from tensorformer.report import accuracy, charts, expert_series, experts, series
 from tensorformer.report import quantities as q
 from tensorformer.report.theme import Theme
 
@@ -20,6 +20,9 @@ ORDER = (
     "context",
     "wall_clock",
     "data_to_match",
+    "load_evenness",
+    "routed_share",
+    "expert_loads",
 )
 Draw = Callable[[Comparison, Theme], Any]
 
@@ -136,7 +139,49 @@ def figures(comparison: Comparison) -> list[Figure]:
             f"Line: {name} trained on less and on more. A dashed line leads from a variant to the training length at",
             f"which {name} has the same loss; where there is none, that length is outside the measured ones.",
         )
-    return found
+    return found + _of_experts(comparison, mean, band)
+
+
+def _of_experts(comparison: Comparison, mean: str, band: str) -> list[Figure]:
+    """Return the figures of mixtures of experts; none where no variant has any."""
+    absent = [series.labels(comparison)[name] for name in expert_series.without(comparison)]
+    if len(absent) == len(comparison.variants):
+        return []
+    many = len(comparison.seeds) > 1
+    missing = f" Without experts, so not drawn: {', '.join(absent)}." if absent else ""
+    text = "on one batch of the validation part"
+    bars = "Bars run from the lowest to the highest seed." if many else "One seed, so no bars."
+    every, and_seeds = (", of all seeds together", " and seeds") if many else ("", "")
+    apart = " Points are moved sideways a little." if len(comparison.variants) - len(absent) > 1 else ""
+    return [
+        Figure(
+            "load_evenness",
+            "Evenness of the experts’ load",
+            "Entropy of the load of a layer’s routed experts over its largest value, the log of their number: 1 is "
+            f"even, 0 is all on one. At each evaluation, {text}, mean over layers{and_seeds}. {band}{missing}",
+            _spoken_evenness(comparison),
+            experts.load_evenness,
+        ),
+        Figure(
+            "routed_share",
+            "Routed share of the output",
+            "Length of what the routed experts write, over that plus the length of what the shared ones write: above "
+            "the dashed line the routed ones write more, and without shared ones it is 100\u202f%. At the last "
+            f"evaluation, {text}, mean over tokens{and_seeds}. {bars}{apart}{missing}",
+            _spoken_routed_shares(comparison),
+            experts.routed_share,
+        ),
+        Figure(
+            "expert_loads",
+            "Load of the experts, layer by layer",
+            f"A bar is all routed experts of a layer{every}, the fullest first; the stronger the colour, the more "
+            "choices fell on them, and where it is blank none did. 1× is an even load: were the load even, a bar would "
+            f"have one shade. At the last evaluation, {text}. Beside a name: the fullest expert of any "
+            f"layer{mean}.{missing}",
+            _spoken_loads(comparison),
+            experts.expert_loads,
+        ),
+    ]
 
 
 def _spoken_differences(comparison: Comparison) -> str:
@@ -172,3 +217,33 @@ def _spoken_contexts(comparison: Comparison) -> str:
 def _spoken_clock(comparison: Comparison) -> str:
     parts = [f"{v.name} {q.scaled(v.tokens_per_second, ' tokens/s')}" for v in series.ordered(comparison)]
     return f"Line chart of validation loss against training time. {'; '.join(parts)}."
+
+
+def _spoken_evenness(comparison: Comparison) -> str:
+    last = {row["variant"]: float(row["entropy"]) for row in expert_series.evenness(comparison)}
+    parts = [f"{name} ends at {q.number(found, 3)}" for name, found in last.items()]
+    return f"Line chart of load entropy, 1 where it is even, against training tokens. {'; '.join(parts)}."
+
+
+def _spoken_routed_shares(comparison: Comparison) -> str:
+    by_variant: dict[str, list[tuple[float, str]]] = {}
+    for row in expert_series.routed_shares(comparison):
+        share = float(row["share"])
+        by_variant.setdefault(str(row["variant"]), []).append((share, f"{q.share(share)} in layer {row['layer']}"))
+    parts = [f"{name} from {min(found)[1]} to {max(found)[1]}" for name, found in by_variant.items()]
+    return f"Chart of the routed experts’ share of the output’s norm by layer. {'; '.join(parts)}."
+
+
+def _spoken_loads(comparison: Comparison) -> str:
+    parts = []
+    for variant in series.ordered(comparison):
+        layers = expert_series.last(variant)
+        if layers:
+            load, layer = expert_series.fullest(layers)
+            dead = expert_series.few(expert_series.total(layers, lambda e: e.dead))
+            all_ = expert_series.few(expert_series.total(layers, lambda e: len(e.load)))
+            parts.append(
+                f"{variant.name}: the fullest has {q.number(load, 1)} even loads, in layer {layer}; "
+                f"of {all_} experts {dead} have no token"
+            )
+    return f"Stacked bars of the experts of each layer by their load. {'; '.join(parts)}."

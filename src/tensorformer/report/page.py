@@ -13,7 +13,7 @@ import altair as alt
 
 from tensorformer.files import write_text
 from tensorformer.lab.results import Comparison, Variant
-from tensorformer.report import escape, series, table, theme, vega, words
+from tensorformer.report import escape, expert_table, series, table, theme, vega, words
 from tensorformer.report import quantities as q
 from tensorformer.report.figures import ORDER, Figure, figures
 from tensorformer.report.html import environment, policy
@@ -36,6 +36,7 @@ class Detail:
     facts: list[tuple[str, str]]
     heads: list[table.Column]
     rows: list[list[str]]
+    experts: list[list[str]]
     fence: str
 
 
@@ -95,7 +96,7 @@ def _context(comparison: Comparison, drawn: list[Figure]) -> dict[str, Any]:
         "unit": series.unit(comparison),
         "columns": table.columns(comparison),
         "lines": lines,
-        "table_caption": _caption(comparison),
+        "table_caption": table.caption(comparison),
         "notes": words.notes(comparison),
         "figures": drawn,
         "labels": series.labels(comparison),
@@ -104,6 +105,8 @@ def _context(comparison: Comparison, drawn: list[Figure]) -> dict[str, Any]:
         "rates": rates,
         "grid": grid,
         "details": [_detail(comparison, variant) for variant in variants],
+        "expert_heads": expert_table.HEADS,
+        "expert_mean": f", mean over {words.count(len(comparison.seeds), 'seed')}" if len(comparison.seeds) > 1 else "",
         "facts": table.facts(comparison),
         "command": command,
         "command_fence": escape.fence(command),
@@ -125,19 +128,12 @@ def _when(created: str) -> str:
         return created
 
 
-def _caption(comparison: Comparison) -> str:
-    spread = "± and … are 95 % intervals over seeds" if len(comparison.seeds) > 1 else "one seed, so no intervals"
-    under = {"params": "parameters", "flops": "compute", "none": ""}[comparison.match]
-    apart = f"; under {under}, the distance from the baseline" if under and len(comparison.variants) > 1 else ""
-    what = "loss" if comparison.probe is None else "loss and share of right answers"
-    text = f"Final validation {what} after {comparison.tokens:,} training tokens in windows of {comparison.context:,}"
-    return f"{text}; {spread}{apart}."
-
-
 def _detail(comparison: Comparison, variant: Variant) -> Detail:
     facts = [(f"d_ff of {name}", f"{width:,}") for name, width in variant.widths.items()]
+    facts.append(("Parameters", f"{variant.n_params:,}"))
+    if table.is_sparse(variant):
+        facts.append(("Active parameters", f"{variant.n_active:,}, those that a token meets"))
     facts += [
-        ("Parameters", f"{variant.n_params:,}"),
         ("Training FLOPs", f"{variant.flops_per_token:,} per token"),
         ("Learning rate", q.learning_rate(variant.learning_rate)),
         ("Step", f"{q.duration(variant.step_seconds)}, median of the timing pass"),
@@ -150,7 +146,7 @@ def _detail(comparison: Comparison, variant: Variant) -> Detail:
             ("Seeds to decide", "over 1,000" if needed is None else f"{needed:,}, in 8 of 10 experiments"),
         ]
     heads, rows = table.seed_lines(comparison, variant)
-    return Detail(variant, facts, heads, rows, escape.fence(variant.config))
+    return Detail(variant, facts, heads, rows, expert_table.expert_lines(variant), escape.fence(variant.config))
 
 
 def _markdown(context: dict[str, Any]) -> str:

@@ -28,15 +28,24 @@ class Drawing:
 
 
 class Pen:
-    """The encodings of one comparison under one theme."""
+    """The encodings of one comparison under one theme; its key names the variants ``drawn``, all by default."""
 
-    def __init__(self, comparison: Comparison, theme: Theme, legend: Literal["line", "point", "none"]) -> None:
+    def __init__(
+        self,
+        comparison: Comparison,
+        theme: Theme,
+        legend: Literal["line", "point", "none"],
+        drawn: list[str] | None = None,
+    ) -> None:
         names = [variant.name for variant in series.ordered(comparison)]
         self.names = list(series.labels(comparison).values())
         self.looks = dict(zip(self.names, looks(names, comparison.baseline).values(), strict=True))
         self.datasets: dict[str, list[series.Row]] = {}
         self.theme = theme
         self.legend = self._legend(legend) if theme.legend and legend != "none" and len(self.names) > 1 else None
+        if self.legend is not None and drawn is not None:
+            label = series.labels(comparison)
+            self.legend.values = [label[name] for name in drawn]
 
     def paint(self, name: str) -> str:
         """Return a named colour of the theme."""

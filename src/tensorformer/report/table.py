@@ -8,6 +8,14 @@ from tensorformer.lab.results import Comparison, Corpus, Probe, Variant
 from tensorformer.report import quantities as q
 from tensorformer.report import series, words
 
+MATCHED_IN = {
+    "params": "parameters",
+    "active": "active parameters",
+    "params_and_active": "parameters and active parameters",
+    "flops": "FLOPs",
+    "none": "nothing",
+}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -50,11 +58,32 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("Speed", "tokens/s"),
         Column("Peak memory"),
     ]
+    if has_active(comparison):
+        found.insert(1, Column("Active", "per token"))
     if all(v.data_to_match is None for v in comparison.variants if v.name != comparison.baseline):
         found = [column for column in found if column.title != "Data to match"]
     if all(v.time_to_match is None for v in comparison.variants if v.name != comparison.baseline):
         found = [column for column in found if column.title != "Time to match"]
     return found
+
+
+def has_active(comparison: Comparison) -> bool:
+    """Return whether a token meets fewer than all parameters of some variant."""
+    return any(is_sparse(variant) for variant in comparison.variants)
+
+
+def is_sparse(variant: Variant) -> bool:
+    """Return whether a token meets fewer than all parameters."""
+    return variant.n_active is not None and variant.n_active != variant.n_params
+
+
+def matched_columns(comparison: Comparison) -> list[str]:
+    """Return the columns that say under their number how far it is from the baseline's."""
+    columns = {"params": ["Parameters"], "flops": ["Compute"], "none": []}
+    active = {"active": ["Active"], "params_and_active": ["Parameters", "Active"]}
+    if has_active(comparison):
+        columns |= active
+    return columns.get(comparison.match, ["Parameters"])  # in dense models all parameters are active
 
 
 def _second(comparison: Comparison) -> Column:
@@ -85,10 +114,12 @@ def lines(comparison: Comparison) -> list[Line]:
 
 
 def _cells(comparison: Comparison, variant: Variant, is_baseline: bool) -> dict[str, Cell]:
-    apart = "" if is_baseline else q.percent(variant.remainder)
+    apart = {} if is_baseline else _apart(comparison, variant)
+    active = q.ABSENT if variant.n_active is None else q.scaled(variant.n_active, "", 0.1)
     cells = {
-        "Parameters": Cell(q.scaled(variant.n_params, "", 0.1), apart if comparison.match == "params" else ""),
-        "Compute": Cell(q.scaled(variant.flops_per_token, "FLOP", 0.1), apart if comparison.match == "flops" else ""),
+        "Parameters": Cell(q.scaled(variant.n_params, "", 0.1), apart.get("Parameters", "")),
+        "Active": Cell(active, apart.get("Active", "")),
+        "Compute": Cell(q.scaled(variant.flops_per_token, "FLOP", 0.1), apart.get("Compute", "")),
         "Final loss": Cell(*q.level_parts(variant.loss)),
         "Difference": Cell(q.ABSENT),
         "Verdict": Cell("baseline" if is_baseline else q.ABSENT),
@@ -111,6 +142,30 @@ def _cells(comparison: Comparison, variant: Variant, is_baseline: bool) -> dict[
         cells["Difference"] = Cell(q.signed(estimate.mean, q.decimals(estimate)), "" if span == q.ABSENT else span)
         cells["Verdict"] = Cell(*words.verdict(variant.difference, comparison.delta))
     return cells
+
+
+def _apart(comparison: Comparison, variant: Variant) -> dict[str, str]:
+    """Return the distance from the baseline by column: the variant's remainder, or where two are matched, either."""
+    names, base = matched_columns(comparison), series.baseline_of(comparison)
+    if len(names) < 2 or base is None:
+        return dict.fromkeys(names, q.percent(variant.remainder))
+    found = (variant.n_params / base.n_params - 1, _active(variant) / _active(base) - 1)
+    return {name: q.percent(distance) for name, distance in zip(names, found, strict=True)}
+
+
+def _active(variant: Variant) -> int:
+    return variant.n_params if variant.n_active is None else variant.n_active
+
+
+def caption(comparison: Comparison) -> str:
+    """Return what stands over the table: what was measured, and what the small numbers are."""
+    spread = "± and … are 95 % intervals over seeds" if len(comparison.seeds) > 1 else "one seed, so no intervals"
+    under = " and ".join(name.lower() for name in matched_columns(comparison))
+    apart = f"; under {under}, the distance from the baseline" if under and len(comparison.variants) > 1 else ""
+    what = "loss" if comparison.probe is None else "loss and share of right answers"
+    text = f"Final validation {what} after {comparison.tokens:,} training tokens in windows of {comparison.context:,}"
+    active = "; active: the parameters that a token meets" if has_active(comparison) else ""
+    return f"{text}; {spread}{apart}{active}."
 
 
 def seed_lines(comparison: Comparison, variant: Variant) -> tuple[list[Column], list[list[str]]]:
@@ -160,7 +215,7 @@ def facts(comparison: Comparison) -> dict[str, list[tuple[str, str]]]:
         ("Tokens", f"{comparison.tokens:,} a run"),
         ("Context", f"{comparison.context:,} tokens"),
         ("Seeds", ", ".join(str(seed) for seed in comparison.seeds)),
-        ("Matched in", {"params": "parameters", "flops": "FLOPs", "none": "nothing"}[comparison.match]),
+        ("Matched in", MATCHED_IN[comparison.match]),
         ("Tolerance", f"{100 * comparison.tolerance:g} %"),
         ("δ", f"{comparison.delta:g} {series.unit(comparison)}"),
     ]

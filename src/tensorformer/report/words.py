@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tensorformer.lab.results import Comparison, Difference, Variant
+from tensorformer.report import expert_series, series
 from tensorformer.report import quantities as q
-from tensorformer.report import series
 
 SPELLED_OUT = 4  # variants whose numbers the answer names; of more, it says how many are what
 LEVEL = "95\u202f%"
@@ -137,6 +137,20 @@ def edges(comparison: Comparison) -> list[str]:
     return found
 
 
+def experts(comparison: Comparison) -> list[str]:
+    """Return what the statistics of experts mean, where a variant has any."""
+    if len(expert_series.without(comparison)) == len(comparison.variants):
+        return []
+    return [
+        "Experts are judged by one batch of the validation part. Load: the share of the choices that falls on each "
+        "routed expert of a layer. Load entropy: that of the load over the log of the number of experts; 1 is even, 0 "
+        "is all on one. Fullest: the largest load over an even one. Confidence: the router’s largest probability, mean "
+        "over tokens. Similarity: the cosine between what two routed experts write for one token, mean over pairs; "
+        "1: all do the same, 0: nothing in common. Routed share: ‖routed‖ / (‖routed‖ + ‖shared‖) of what the two "
+        "paths write, mean over tokens."
+    ]
+
+
 def notes(comparison: Comparison) -> list[str]:
     """Return everything a reader must know before believing the table.
 
@@ -161,4 +175,4 @@ def notes(comparison: Comparison) -> list[str]:
             "read from the baseline’s own losses at other training lengths; “<” and “>” mark where those lengths "
             "end before the answer. Time to match multiplies it by the ratio of the measured times of a step."
         )
-    return found + lucky(comparison) + edges(comparison)
+    return found + experts(comparison) + lucky(comparison) + edges(comparison)
