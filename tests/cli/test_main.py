@@ -83,9 +83,18 @@ def test_a_binary_or_empty_or_missing_file_is_one_line(home: Path) -> None:
     assert error.count("\n") == 1
 
 
+def test_a_plan_tells_active_parameters_of_mixtures(home: Path) -> None:
+    mixture = '{ kind = "moe", n_experts = 4, router = { top_k = 1 }, routed = { gate = "bilinear", d_ff = 12 } }'
+    plan = tensorformer(
+        "compare", "tiny.toml", "--dry-run", "--set", f"model.ffns.bilinear={mixture}", "--set", "compare.match=none"
+    )
+    assert "active" in plan
+
+
 def test_a_whole_session(home: Path) -> None:
     plan = tensorformer("compare", "tiny.toml", "--dry-run")
     assert "bilinear" in plan
+    assert "active" not in plan
     assert "4 runs of 2,560 tokens" in plan
     assert not (home / "runs").exists()
 

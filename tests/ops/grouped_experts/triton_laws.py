@@ -27,11 +27,18 @@ def triton(case: Case) -> list[Tensor]:
     return run(case, "triton")
 
 
-@settings(deadline=None, max_examples=25)
+def assert_near(found: list[Tensor], truth: list[Tensor]) -> None:
+    """Compare to 1e-5: of a result of a few numbers the rounding of the loop itself, by luck, may be nothing."""
+    for a, exact in zip(found, truth, strict=True):
+        assert a.shape == exact.shape
+        assert a.numel() == 0 or (a - exact).abs().max() <= 1e-5 * (1 + exact.abs().max())
+
+
+@settings(deadline=None, max_examples=8)
 @given(
-    tokens=st.sampled_from([0, 1, 2, 3, 7, 63]),
-    experts=st.sampled_from([1, 2, 3, 7, 33]),
-    top_k=st.integers(1, 5),
+    tokens=st.sampled_from([0, 1, 2, 7, 31]),
+    experts=st.sampled_from([1, 2, 3, 7]),
+    top_k=st.integers(1, 3),
     d=st.sampled_from([1, 3, 7, 16]),
     d_ff=st.sampled_from([1, 3, 8, 17]),
     layout=st.sampled_from(list(LAYOUTS)),
@@ -42,7 +49,8 @@ def test_it_is_the_loop(
     tokens: int, experts: int, top_k: int, d: int, d_ff: int, layout: str, biases: bool, seed: int
 ) -> None:
     sizes = (tokens, experts, min(top_k, experts), d, d_ff)
-    assert_laws(triton, draw(*sizes, layout=layout, biases=biases, dtype=torch.float32, seed=seed))
+    case = draw(*sizes, layout=layout, biases=biases, dtype=torch.float32, seed=seed)
+    assert_near(triton(case), run(case.to(torch.float64), "reference"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -53,16 +61,16 @@ def test_more_than_one_tile_each_way(dtype: torch.dtype, sizes: tuple[int, int, 
 
 @pytest.mark.parametrize("name", sorted(GATES))
 def test_every_gate(name: str) -> None:
-    assert_laws(triton, draw(9, 3, 2, 5, 7, example(GATES[name]), layout="interleaved", dtype=torch.float32))
+    assert_laws(triton, draw(31, 1, 1, 17, 9, example(GATES[name]), layout="interleaved", dtype=torch.float32))
 
 
 @pytest.mark.parametrize("name", sorted(SCALARS))
 def test_two_matrix_experts(name: str) -> None:
-    assert_laws(triton, draw(9, 3, 2, 5, 7, example(SCALARS[name]), halves=1, dtype=torch.float32))
+    assert_laws(triton, draw(31, 1, 1, 17, 9, example(SCALARS[name]), halves=1, dtype=torch.float32))
 
 
 def test_an_expert_may_be_named_twice_and_all_may_choose_one() -> None:
-    case = draw(11, 3, 3, 5, 3, dtype=torch.float32)
+    case = draw(31, 3, 3, 5, 3, dtype=torch.float32)
     for indices in (case.indices % 2, torch.ones_like(case.indices), case.indices.int()):
         assert_laws(triton, Case(case.operands, indices, "swiglu", "gate_up", case.dy))
 
@@ -92,7 +100,7 @@ def test_any_strides(kind: str) -> None:
             wide[..., ::2] = t
             return wide[..., ::2]
         if kind == "negative":
-            return torch._neg_view(t)
+            return torch._neg_view(t)  # pyright: ignore[reportPrivateImportUsage]
         return t[:1].expand_as(t)
 
     dy = torch.ones(()).expand(9, 7) if kind == "all alike" else moved(case.dy)
@@ -156,17 +164,16 @@ def test_offsets_past_2_to_the_31() -> None:
         assert_laws(lambda _, found=found: found, case)
 
 
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-@pytest.mark.parametrize("where", ["x", "weights", "dy"])
-def test_a_poisoned_token_stays_alone(poison: float, where: str) -> None:
-    case = draw(40, 5, 2, 7, 3, dtype=torch.float32)
+@pytest.mark.parametrize(("where", "poison"), [("x", torch.nan), ("weights", torch.inf), ("dy", -torch.inf)])
+def test_a_poisoned_token_stays_alone(where: str, poison: float) -> None:
+    case = draw(20, 3, 2, 7, 3, dtype=torch.float32)
     clean = triton(case)
     operands, dy = [None if t is None else t.clone() for t in case.operands], case.dy.clone()
     target = dy if where == "dy" else operands[0 if where == "x" else 3]
     assert target is not None
     target[17, -1] = poison
     y, dx, _, _, d_weights, *_ = triton(Case(tuple(operands), case.indices, case.gate, case.layout, dy))
-    others = torch.arange(40) != 17
+    others = torch.arange(20) != 17
     for found, expected in ((y, clean[0]), (dx, clean[1]), (d_weights, clean[4])):
         torch.testing.assert_close(found[others], expected[others])
     assert not (dx if where == "dy" else y)[17].isfinite().all()
@@ -177,7 +184,7 @@ def test_a_poisoned_token_stays_alone(poison: float, where: str) -> None:
 
 @pytest.mark.parametrize("wanted", range(6))
 def test_each_gradient_alone(wanted: int) -> None:
-    case = draw(31, 5, 2, 7, 3, dtype=torch.float32)
+    case = draw(20, 5, 2, 7, 3, dtype=torch.float32)
     truth = triton(case)[1 + wanted]
     leaves = [t.requires_grad_(i == wanted) for i, t in enumerate(case.operands) if t is not None]
     call(leaves, case, "triton").backward(case.dy)
@@ -192,7 +199,7 @@ def test_a_second_derivative_is_that_of_the_loop() -> None:
     for impl in ("triton", "reference"):
         leaves = [t.detach().requires_grad_() for t in case.operands if t is not None]
         first = torch.autograd.grad(call(leaves, case, impl).pow(3).sum(), leaves, create_graph=True)
-        results.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+        results.append(torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), leaves))
     for found, exact in zip(*results, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
 
@@ -200,7 +207,7 @@ def test_a_second_derivative_is_that_of_the_loop() -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (1, 3), (5, 1, 1), (5, 1, 3)], ids=str)
 def test_parameters_that_are_tensors(shape: tuple[int, ...]) -> None:
     beta = torch.rand(shape, dtype=torch.float64) + 1
-    case = draw(31, 5, 2, 7, 3, dtype=torch.float32)
+    case = draw(20, 5, 2, 7, 3, dtype=torch.float32)
     truth, usual, found = (
         run(Case(c.operands, c.indices, GATES["situ"].bind(beta=b, linear_beta=None), c.layout, c.dy), impl)
         for c, b, impl in (
@@ -221,11 +228,11 @@ def test_parameters_that_are_tensors(shape: tuple[int, ...]) -> None:
 def test_parameters_may_be_called_what_the_kernels_call_things(activation: Gate | Scalar) -> None:
     halves = 2 if isinstance(activation, Gate) else 1
     gate = activation.bind(**{n: 0.5 + i for i, n in enumerate(activation.needs)})
-    assert_laws(triton, draw(9, 3, 2, 5, 7, gate, halves=halves, dtype=torch.float32))
+    case = draw(9, 3, 2, 5, 7, gate, halves=halves, dtype=torch.float32)
+    assert_near(triton(case), run(case.to(torch.float64), "reference"))
     some = {n: torch.full((3, 1, 7), 0.5 + i) for i, n in enumerate(activation.needs)}
-    tensors = draw(9, 3, 2, 5, 7, activation.bind(**some), halves=halves, dtype=torch.float32)
-    for a, b in zip(triton(tensors), triton(draw(9, 3, 2, 5, 7, gate, halves=halves, dtype=torch.float32)), strict=True):
-        torch.testing.assert_close(a, b)
+    tensors = Case(case.operands, case.indices, activation.bind(**some), case.layout, case.dy)
+    assert_near(triton(tensors), triton(case))
 
 
 # The table
@@ -303,7 +310,7 @@ def _one_row_of_the_next(table: Tensor) -> Tensor:
 @pytest.mark.parametrize("broken", [_first_row_left_out, _next_experts_weights, _last_tile_forgotten,
                                     _one_row_of_the_next], ids=lambda f: f.__name__)  # fmt: skip
 def test_a_wrong_table_is_caught(broken: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    case = draw(40, 5, 2, 7, 3, dtype=torch.float32)
+    case = draw(20, 3, 2, 7, 3, dtype=torch.float32)
     assert_laws(triton, case)
     monkeypatch.setattr(triton_rows, "tile_table", lambda *given_: broken(tile_table(*given_)))
     empty = torch.empty
@@ -313,7 +320,7 @@ def test_a_wrong_table_is_caught(broken: Callable[[Tensor], Tensor], monkeypatch
 
 
 def _tokens_tiled(found: Rows) -> Rows:
-    return found._replace(token=found.order % 40)
+    return found._replace(token=found.order % 20)
 
 
 def _unsorted_places(found: Rows) -> Rows:
@@ -326,7 +333,7 @@ def _experts_begin_late(found: Rows) -> Rows:
 
 @pytest.mark.parametrize("broken", [_tokens_tiled, _unsorted_places, _experts_begin_late], ids=lambda f: f.__name__)
 def test_a_wrong_order_is_caught(broken: Callable[[Rows], Rows], monkeypatch: pytest.MonkeyPatch) -> None:
-    case = draw(40, 5, 2, 7, 3, dtype=torch.float32)
+    case = draw(20, 3, 2, 7, 3, dtype=torch.float32)
     monkeypatch.setattr(kernels, "sort_rows", lambda *given_: broken(sort_rows(*given_)))
     with pytest.raises(AssertionError, match="off by"):
         assert_laws(triton, case)
@@ -355,7 +362,7 @@ def _shallow(given_: list[Any], constants: dict[str, Any]) -> None:
 @pytest.mark.parametrize("broken", [_no_shares, _no_bias, _bias_has_no_part_in_weights, _shallow],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_wrong_launches_are_caught(broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    case, right = draw(40, 5, 2, 7, 3, dtype=torch.float32), triton_launch._launch
+    case, right = draw(20, 3, 2, 7, 3, dtype=torch.float32), triton_launch._launch
 
     def wrong(kernel: Any, programs: int, operands: list[Any], constants: dict[str, Any], *room: int) -> None:
         broken(operands, constants)
