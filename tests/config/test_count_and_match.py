@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tensorformer.config.count import causal_flops, forward_flops, parameters
 from tensorformer.config.load import load_config
 from tensorformer.config.match import match
-from tensorformer.config.widths import widths
 from tensorformer.config.schema import FeedForward, Layer, LinearAttention, LinearPreset, Model, SoftmaxAttention
+from tensorformer.config.widths import widths
 from tensorformer.errors import ConfigError
 from tensorformer.lab.plan import plan
 from tensorformer.nn.model import TensorTransformer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from msgspec.structs import replace
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,12 +22,22 @@ from tensorformer.config.count_feed_forward import (
 )
 from tensorformer.config.load import load_config, run_from_toml, run_hash, to_toml, variant_run
 from tensorformer.config.match import match, match_with_active
-from tensorformer.config.schema import Balance, Experts, FeedForward, Layer, Learned, Model, MoE, Router
-from tensorformer.config.schema import SoftmaxAttention
+from tensorformer.config.schema import (
+    Balance,
+    Experts,
+    FeedForward,
+    Layer,
+    Learned,
+    Model,
+    MoE,
+    Recipe,
+    Router,
+    SoftmaxAttention,
+)
 from tensorformer.config.shapes import blocks
 from tensorformer.config.widths import widths, with_widths
 from tensorformer.errors import ConfigError
-from tensorformer.lab.plan import plan
+from tensorformer.lab.plan import Planned, plan
 from tensorformer.nn.model import TensorTransformer
 from tensorformer.nn.moe import MoE as MoELayer
 from tests.recipes import RECIPES, TINY
@@ -82,8 +93,12 @@ def test_what_a_table_leaves_out(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("n_experts = 6", "n_expert = 6", r"unknown field `n_expert` - at `\$\.model\.ffns.*did you mean 'n_experts'"),
-        ("n_experts = 6", "n_experts = 6\ncapacity_factor = 1.25", "`capacity_factor`.*; there is no capacity"),
-        ("{ top_k = 2 }", "{ top_k = 2, expert_capacity = 64 }", "no capacity, and no token is dropped: leave it out"),
+        (
+            "n_experts = 6",
+            "n_experts = 6\ncapacity_factor = 1.25",
+            r"`capacity_factor`.*; there is no capacity here: no token",
+        ),
+        ("{ top_k = 2 }", "{ top_k = 2, drop_tokens = true }", "no token is dropped, whatever the load; leave it out"),
         ("n_experts = 6\n", "", r"missing required field `n_experts` - at `\$\.model\.ffns"),
         ("n_experts = 6", "n_experts = 0", r">= 1 - at `\$\.model\.ffns"),
         ("{ top_k = 2 }", "{ top_k = 7 }", r"\$\.model\.ffns\.moe\.router\.top_k: a token can't go to 7 of 6"),
@@ -102,7 +117,8 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, old: str, new: st
 
 
 def test_a_table_survives_toml_with_all_it_can_say(tmp_path: Path) -> None:
-    full = MIXTURE.replace('gate = "bilinear", ', 'gate = { name = "swish_glu", beta = { learned = 1.5 } }, bias = true, ')
+    gate = '{ name = "swish_glu", beta = { learned = 1.5 } }'
+    full = MIXTURE.replace('gate = "bilinear", ', f"gate = {gate}, bias = true, ")
     full = full.replace("{ top_k = 2 }", '{ top_k = 2, scores = "sigmoid", n_group = 3, topk_group = 2, bias = true }')
     full += 'latent = 4\nn_shared_experts = 3\nbalance = { aux_loss = "sequence", aux_loss_coef = 1e-4 }\n'
     run = variant_run(load(tmp_path, (MIXTURE, full)), "swiglu", seed=3)
@@ -231,6 +247,7 @@ def check_matched(solved: Model, baseline: Model, tolerance: float, remainder: f
     assert remainder == max(left, key=abs)
 
 
+@settings(max_examples=4)
 @given(
     n_experts=st.sampled_from([4, 8, 15, 31]),
     top_k=st.integers(1, 4),
@@ -242,21 +259,19 @@ def test_both_sizes_are_met_where_two_widths_can_meet_them(
     n_experts: int, top_k: int, routed: int, shared: int, start: tuple[int, int]
 ) -> None:
     """The baseline has other experts than the model, which could have been as large: its widths are drawn."""
-    reachable = model(hybrid(routed, shared, n_experts, top_k), n_layers=2, d_model=32)
+    reachable = model(hybrid(routed, shared, n_experts, top_k), d_model=32)
     other = hybrid(start[0], start[1], n_experts, top_k)
-    solved = match_with_active(model(other, n_layers=2, d_model=32), reachable, 1, tolerance=0.03)
+    solved = match_with_active(model(other, d_model=32), reachable, 1, tolerance=0.03)
     check_matched(solved.model, reachable, 0.03, solved.remainder)
 
 
 def test_mixtures_of_other_shape_are_matched_in_both_sizes() -> None:
-    baseline = model(hybrid(64, 128, 16, 2), n_layers=4, d_model=96)
-    for n_experts, top_k in ((15, 1), (17, 3), (32, 4), (8, 1)):
-        for gate in ("bilinear", "relu2"):
-            other = hybrid(64, 128, n_experts, top_k)
-            other = replace(other, routed=Experts(gate, 64))
-            solved = match_with_active(model(other, n_layers=4, d_model=96), baseline, 4, tolerance=0.02)
-            check_matched(solved.model, baseline, 0.02, solved.remainder)
-            assert all(width % 4 == 0 for width in widths(solved.model).values())
+    baseline = model(hybrid(64, 128, 16, 2), d_model=96)
+    for n_experts, top_k, gate in ((15, 1, "bilinear"), (32, 4, "relu2")):
+        other = replace(hybrid(64, 128, n_experts, top_k), routed=Experts(gate, 64))
+        solved = match_with_active(model(other, d_model=96), baseline, 4, tolerance=0.02)
+        check_matched(solved.model, baseline, 0.02, solved.remainder)
+        assert all(width % 4 == 0 for width in widths(solved.model).values())
 
 
 def test_proportions_within_either_set_are_kept() -> None:
@@ -268,14 +283,14 @@ def test_proportions_within_either_set_are_kept() -> None:
 
 
 def test_sizes_out_of_reach_are_refused_in_one_line() -> None:
-    baseline = model(hybrid(64, 128, 16, 2), n_layers=4, d_model=96)
+    baseline = model(hybrid(64, 128, 16, 2), d_model=96)
     for other in (
         hybrid(64, 128, 4, 4),  # a token meets all of it
         replace(hybrid(64, 128, 16, 2), shared=None),  # one width for two sizes
         FeedForward("swiglu", 64),
     ):
         with pytest.raises(ConfigError, match=r"no d_ff that is a multiple of 4 comes within 0\.5%.*is off by") as e:
-            match_with_active(model(other, n_layers=4, d_model=96), baseline, 4, tolerance=0.005)
+            match_with_active(model(other, d_model=96), baseline, 4, tolerance=0.005)
         assert "\n" not in str(e.value)
 
 
@@ -298,12 +313,17 @@ def test_one_size_alone_scales_both_widths_together(measure: Any) -> None:
     assert widths(solved.model)["f0.shared"] == pytest.approx(1.5 * widths(solved.model)["f0.routed"], abs=1)
 
 
+@functools.cache
+def planned(name: str) -> tuple[Recipe, list[Planned]]:
+    recipe = load_config(RECIPES / f"{name}.toml")
+    return recipe, plan(recipe)
+
+
 @pytest.mark.parametrize("name", ["moe-hybrid", "ffn-depth"])
 def test_the_recipes_compare_at_equal_sizes(name: str) -> None:
-    recipe = load_config(RECIPES / f"{name}.toml")
+    recipe, (baseline, *others) = planned(name)
     assert recipe.compare is not None
     assert len(recipe.compare.seeds) >= 3
-    baseline, *others = plan(recipe)
     assert baseline.name == recipe.compare.baseline
     for p in others:
         for mine, its in ((p.n_params, baseline.n_params), (p.n_active, baseline.n_active)):
@@ -312,10 +332,10 @@ def test_the_recipes_compare_at_equal_sizes(name: str) -> None:
 
 
 def test_the_hybrid_recipe_has_the_four_and_a_sweep() -> None:
-    planned = {p.name: p.run.model for p in plan(load_config(RECIPES / "moe-hybrid.toml"))}
+    models = {p.name: p.run.model for p in planned("moe-hybrid")[1]}
 
     def pair(name: str) -> tuple[object, object]:
-        first = planned[name].ffns[blocks(planned[name])[0][1]]
+        first = models[name].ffns[blocks(models[name])[0][1]]
         assert isinstance(first, MoE)
         assert first.shared is not None
         return first.routed.gate, first.shared.gate
@@ -325,7 +345,7 @@ def test_the_hybrid_recipe_has_the_four_and_a_sweep() -> None:
     assert pair("bilinear-routed") == ("bilinear", "swiglu")
     assert pair("bilinear-shared") == ("swiglu", "bilinear")
     shares = set()
-    for found in planned.values():
+    for found in models.values():
         for ffn in found.ffns.values():
             assert isinstance(ffn, MoE)
             routed = ffn.router.top_k * ffn.routed.d_ff
@@ -334,8 +354,8 @@ def test_the_hybrid_recipe_has_the_four_and_a_sweep() -> None:
 
 
 def test_the_depth_recipe_has_three_bilinear_layers_to_one() -> None:
-    planned = {p.name: p.run.model for p in plan(load_config(RECIPES / "ffn-depth.toml"))}
-    assert [ffn for _, ffn in blocks(planned["three-to-one"])] == (["bilinear"] * 3 + ["swiglu"]) * 2
+    models = {p.name: p.run.model for p in planned("ffn-depth")[1]}
+    assert [ffn for _, ffn in blocks(models["three-to-one"])] == (["bilinear"] * 3 + ["swiglu"]) * 2
 
 
 def test_a_struct_made_in_python_is_one_read_from_toml() -> None:

@@ -114,7 +114,7 @@ def test_equals_a_loop_over_tokens(data: st.DataObject, n: int, d: int, seed: in
     n_experts = data.draw(st.sampled_from([1, 3, 7, 13]))
     gates, odd = st.sampled_from(["bilinear", "swiglu", "relu2", LEARNED]), st.sampled_from([1, 3, 7])
     experts = st.builds(Experts, gate=gates, d_ff=odd, bias=st.booleans())
-    scores = data.draw(st.sampled_from(["softmax", "sigmoid", "softmax_after_top_k"]))
+    scores: Any = data.draw(st.sampled_from(["softmax", "sigmoid", "softmax_after_top_k"]))
     config = MoE(
         n_experts=n_experts,
         routed=data.draw(experts),

@@ -178,7 +178,11 @@ def test_gradients_reach_every_parameter() -> None:
 FIRST = {
     "hybrid": MoE(n_experts=16, routed=Experts("bilinear", 64), router=Router(top_k=2), shared=Experts("swiglu", 64)),
     "relu2, two shared": MoE(
-        n_experts=16, routed=Experts("relu2", 64), router=Router(top_k=4), shared=Experts("relu2", 32), n_shared_experts=2
+        n_experts=16,
+        routed=Experts("relu2", 64),
+        router=Router(top_k=4),
+        shared=Experts("relu2", 32),
+        n_shared_experts=2,
     ),
     "latent": MoE(
         n_experts=16, routed=Experts("swiglu", 64), router=Router(top_k=2), shared=Experts("swiglu", 64), latent=64
@@ -189,9 +193,13 @@ FIRST = {
 
 def written(ffn: FeedForward | MoE) -> tuple[Any, Tensor]:
     """Return the feed-forward part of a new model, and what it writes for normed inputs."""
-    mixers = {"a": SoftmaxAttention(n_heads=2)}
     model = Model(
-        d_model=128, n_layers=2, vocab_size=VOCAB, mixers=mixers, ffns={"f": ffn}, layers=(Layer(mixer="a", ffn="f"),)
+        d_model=128,
+        n_layers=2,
+        vocab_size=VOCAB,
+        mixers={"a": SoftmaxAttention(n_heads=2)},
+        ffns={"f": ffn},
+        layers=(Layer(mixer="a", ffn="f"),),
     )
     layer = TensorTransformer(model).get_submodule("layers.0.ffn")
     x = unit_rms(torch.randn(4096, 128), 1e-6)
@@ -210,8 +218,8 @@ def test_first_weights_write_at_the_scale_of_a_dense_layer(ffn: MoE) -> None:
 
 def test_no_two_experts_begin_as_one() -> None:
     model = TensorTransformer(config("hybrid", "hybrid"))
-    flat = [t[e].flatten() for m in model.mixtures() for t in (m.routed.gate_up,) for e in range(5)]
-    flat += [p.flatten() for m in model.mixtures() for s in m.shared or () for n, p in s.named_parameters() if "up" in n]
+    flat = [expert.flatten() for m in model.mixtures() for expert in m.routed.gate_up]
+    flat += [s.get_parameter("up_proj.weight").flatten() for m in model.mixtures() for s in m.shared or ()]
     for i, a in enumerate(flat):
         for b in flat[:i]:
             assert a.shape != b.shape or torch.nn.functional.cosine_similarity(a, b, dim=0).abs() < 0.6

@@ -72,9 +72,7 @@ def deepseek(act: str) -> Pair:
     """Its shared experts are one feed-forward part of twice the width: two of ours, side by side."""
     m = modeling("deepseek_v3")
     sizes: dict[str, Any] = {"hidden_size": D, "moe_intermediate_size": D_FF, "hidden_act": act, **GROUPS}
-    config = m.DeepseekV3Config(
-        n_routed_experts=EXPERTS, num_experts_per_tok=TOP_K, n_shared_experts=SHARED, **sizes
-    )
+    config = m.DeepseekV3Config(n_routed_experts=EXPERTS, num_experts_per_tok=TOP_K, n_shared_experts=SHARED, **sizes)
     experts = Experts(gate_of(act), D_FF)
     ours = MoE(
         n_experts=EXPERTS,
@@ -99,9 +97,7 @@ def deepseek(act: str) -> Pair:
 def gpt_oss() -> Pair:
     """Its gates and values are interleaved, gate first; ours lie side by side."""
     m = modeling("gpt_oss")
-    config = m.GptOssConfig(
-        hidden_size=D, intermediate_size=D_FF, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K
-    )
+    config = m.GptOssConfig(hidden_size=D, intermediate_size=D_FF, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K)
     ours = MoE(
         n_experts=EXPERTS,
         routed=Experts({"name": "swiglu_oai", "alpha": 1.702, "limit": 7.0}, D_FF, bias=True),

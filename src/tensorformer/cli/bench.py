@@ -67,6 +67,10 @@ class Bench(Options):
             from tensorformer.bench import attention
 
             return attention.run(self.rounds)
+        if self.suite == "moe" and device.type == "cuda":
+            from tensorformer.bench import moe_cuda
+
+            return moe_cuda.run(device, self.rounds)
         if self.suite == "moe":
             from tensorformer.bench import moe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from tensorformer.config.count_feed_forward import (
@@ -29,10 +30,10 @@ def active_parameters(model: Model) -> int:
 def _parameters(model: Model, count: Callable[[FeedForward | MoE, int], int]) -> int:
     norm = model.d_model * (2 if model.norm == "layer_norm" else 1)
     total = model.vocab_size * model.d_model * (1 if model.tie_embeddings else 2) + norm
-    for mixer, ffn in blocks(model):
-        total += 2 * norm
-        total += mixer_matrices(model.mixers[mixer], model.d_model) + _mixer_vectors(model.mixers[mixer], model.d_model)
-        total += count(model.ffns[ffn], model.d_model)
+    for (mixer, ffn), n in Counter(blocks(model)).items():
+        attention = model.mixers[mixer]
+        attending = mixer_matrices(attention, model.d_model) + _mixer_vectors(attention, model.d_model)
+        total += n * (2 * norm + attending + count(model.ffns[ffn], model.d_model))
     return total
 
 

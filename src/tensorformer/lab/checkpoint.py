@@ -37,7 +37,7 @@ def save(
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
-        save_file({name: t.detach().contiguous() for name, t in _tensors(model).items()}, beside / MODEL)
+        save_file({name: t.detach().contiguous() for name, t in learned_tensors(model).items()}, beside / MODEL)
         save_file(_optimizer_tensors(model, optimizers), beside / OPTIMIZERS)
         meta = Meta(step, seconds, {name: sha256(beside / name) for name in (MODEL, OPTIMIZERS)})
         (beside / META).write_bytes(msgspec.json.encode(meta))
@@ -64,7 +64,7 @@ def load(checkpoint: Path, model: nn.Module, optimizers: list[torch.optim.Optimi
         file = checkpoint / name
         if not file.is_file() or sha256(file) != meta.sha256.get(name):
             raise CheckpointError(f"{file}: damaged (its checksum differs); remove {checkpoint} to go on without it")
-    weights, tensors = load_file(checkpoint / MODEL), _tensors(model)
+    weights, tensors = load_file(checkpoint / MODEL), learned_tensors(model)
     if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in tensors.items()}:
         raise CheckpointError(f"{checkpoint}: holds another model than the run's config.toml describes")
     with torch.no_grad():
@@ -112,7 +112,7 @@ def _read_meta(checkpoint: Path) -> Meta:
         ) from None
 
 
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def learned_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return all that a model has learned: its parameters, and the biases that balance experts without a loss."""
     kept = model.state_dict().keys()
     return {**dict(model.named_parameters()), **{name: b for name, b in model.named_buffers() if name in kept}}

@@ -17,6 +17,7 @@ from tensorformer.config.load import to_toml
 from tensorformer.config.schema import Model
 from tensorformer.errors import CheckpointError, ShapeError, StorageError
 from tensorformer.files import replacing
+from tensorformer.lab.checkpoint import learned_tensors
 from tensorformer.nn.model import TensorTransformer
 from tensorformer.nn.state import State, from_tensors, tensors
 
@@ -60,9 +61,9 @@ def load(path: Path, model: TensorTransformer) -> tuple[State, Float[Tensor, "b 
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a hash of numbers taken evenly from every parameter, which tells trained weights from others."""
+    """Return a hash of numbers taken evenly from all that a model has learned: it tells trained weights from others."""
     seen = hashlib.sha256()
-    for name, p in model.named_parameters():
+    for name, p in learned_tensors(model).items():
         flat = p.detach().flatten()
         some = flat[:: max(1, flat.numel() // SAMPLED)].contiguous()
         seen.update(f"{name} {p.dtype} {list(p.shape)}".encode())

@@ -302,8 +302,8 @@ def _first_non_finite(model: nn.Module, inputs: Tensor, config: Train) -> str:
 
     def watch(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _args: object, output: object) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor) and not first.isfinite().all():
+            parts = output if isinstance(output, tuple) else (output,)
+            if any(isinstance(t, Tensor) and not t.isfinite().all() for t in parts):
                 found.append(name)
 
         return hook

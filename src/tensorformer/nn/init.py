@@ -5,7 +5,8 @@ or an activation then has the gate's second moment, which the down projection di
 feed-forward part writes to the residual stream at the same scale whichever gate it has; the same for the gate on
 a linear attention's output. Both writers of a block are shrunk by √(2 · layers), which keeps the stream's growth
 with depth in bounds (Radford et al. 2019). An expert begins as a feed-forward part of its own, and the paths of a
-mixture, routed and shared, share that scale.
+mixture, routed and shared, share that scale; what routed experts write is as large again as the root of Σ w² over a
+token's weights, which is not corrected for.
 """
 
 from __future__ import annotations

@@ -112,5 +112,7 @@ class MoE(nn.Module):
         routed = self.routed(inner, routing)
         if self.latent_out is not None:
             routed = self.latent_out(routed)
-        shared = None if self.shared is None else torch.stack([s(x) for s in self.shared]).sum(0)
+        shared = None
+        for part in self.shared or ():
+            shared = part(x) if shared is None else shared + part(x)
         return Paths(routed, shared, routing)

@@ -32,11 +32,11 @@ def test_operators_are_registered_properly(name: str, biases: bool) -> None:
     halves, bound = BOUND[name]
     case = draw(7, 3, 2, 5, 4, biases=biases, halves=halves, dtype=torch.float32)
     operands = [None if t is None else t.requires_grad_() for t in case.operands]
-    torch.library.opcheck(grouped_experts_op, (*operands, case.indices, *bound, True))
+    torch.library.opcheck(grouped_experts_op, (*operands, case.indices, *bound, True, "fast"))
     plain = [None if t is None else t.detach() for t in operands]
-    kept = grouped_experts_op(*plain, case.indices, *bound, True)[1]
+    kept = grouped_experts_op(*plain, case.indices, *bound, True, "fast")[1]
     needed = [t is not None for t in operands] + [True for _ in bound[-1]]
-    torch.library.opcheck(grouped_experts_backward_op, (case.dy, kept, *plain, case.indices, *bound, needed))
+    torch.library.opcheck(grouped_experts_backward_op, (case.dy, kept, *plain, case.indices, *bound, needed, "fast"))
 
 
 def test_what_a_graph_cannot_hold() -> None:
@@ -45,7 +45,7 @@ def test_what_a_graph_cannot_hold() -> None:
     fake = Gate("swiglu", SCALARS["tanh"], SCALARS["identity"], "here")
     for gate in (own, fake):
         with pytest.raises(ConfigError, match=r"takes gates of the catalogue, and '(own|swiglu)' is not one"):
-            grouped_experts_in_graph(Operands(*case.operands), case.indices, ready(gate, "gate_up"))  # pyright: ignore
+            grouped_experts_in_graph(Operands(*case.operands), case.indices, ready(gate, "gate_up"), "fast")  # pyright: ignore
     assert GATES["swiglu"].gate.formula != fake.gate.formula
 
 

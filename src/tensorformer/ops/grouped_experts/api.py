@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tensorformer.errors import ConfigError
 from tensorformer.gates import Gate, Scalar
 from tensorformer.gates.kernel import PLAIN, transforming
-from tensorformer.ops.grouped_experts import fast, reference
+from tensorformer.ops.grouped_experts import native, reference, triton
 from tensorformer.ops.grouped_experts.activation import Activation, ready
 from tensorformer.ops.grouped_experts.check import Operands, check_impl, check_operands, in_one_dtype
 from tensorformer.ops.grouped_experts.compiled import grouped_experts_in_graph
-from tensorformer.ops.grouped_experts.fast import groups_of
-from tensorformer.ops.grouped_experts.function import GroupedExperts
+from tensorformer.ops.grouped_experts.function import KERNELS, GroupedExperts
 
 
 def grouped_experts(
@@ -50,7 +50,11 @@ def grouped_experts(
         down_bias: (E, d).
         layout: where the halves lie: "gate_up", "up_gate" or "interleaved" (gpt-oss: g first). It belongs to the
             checkpoint.
-        impl: "auto", "reference" (a plain loop over experts) or "fast" (rows sorted by expert).
+        impl: "auto", "reference" (a plain loop over experts), "fast" (rows sorted by expert), "native" (the same in
+            C++, compiled on first use: each expert on one thread, and the same bits for any number of them; float32
+            and bfloat16) or "triton" (the same in a few kernels, on a GPU; it has no gradient by parameters that are
+            tensors). On a GPU `auto` takes "triton" where it can run; on a CPU "native" where that was built before,
+            outside of graphs, and there are two experts for each thread at least; else "fast".
 
     Returns:
         y (N, d), in the dtype of x or of autocast.
@@ -59,7 +63,7 @@ def grouped_experts(
         ShapeError: shapes, dtypes or devices do not fit together, there are no experts, or (found in eager mode) an
             index names none.
         GateError: there is no such gate, or a parameter of it is missing.
-        ConfigError: there is no such layout or ``impl``, or a graph can't hold the gate.
+        ConfigError: there is no such layout or ``impl``, it can't run here, or a graph can't hold the gate.
 
     Source: Shazeer et al. 2017 (arXiv 1701.06538); without dropping: Gale et al. 2022 (arXiv 2211.15841).
     """
@@ -71,10 +75,11 @@ def grouped_experts(
             return reference.forward(operands, indices, activation)
     tensors = (*operands, *activation.tensors.values())
     if torch.compiler.is_compiling() or x.is_meta or type(x) not in PLAIN:
-        return grouped_experts_in_graph(operands, indices, activation)
+        return grouped_experts_in_graph(operands, indices, activation, name)
+    kernels = KERNELS[name]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return GroupedExperts.apply(activation, indices, *tensors)  # pyright: ignore[reportReturnType]
-    return fast.forward(operands, groups_of(operands, indices), activation, keep=False)[0]
+        return GroupedExperts.apply(kernels, activation, indices, *tensors)  # pyright: ignore[reportReturnType]
+    return kernels.forward(operands, kernels.groups_of(operands, indices), activation, keep=False)[0]
 
 
 def resolve(
@@ -114,6 +119,28 @@ def _checked(
     operands = Operands(x, gate_up, down, weights, gate_up_bias, down_bias)
     check_impl(impl)
     check_operands(operands, indices, activation)
+    operands = in_one_dtype(operands)
+    return operands, activation, _choose(operands, activation, impl)
+
+
+def _choose(operands: Operands, activation: Activation, impl: str) -> str:
     # torch.func sees through the formula, and not through an autograd function that writes into memory.
     through = not torch.compiler.is_compiling() and transforming()
-    return in_one_dtype(operands), activation, "reference" if impl == "reference" or through else "fast"
+    if impl == "triton" or (impl == "auto" and operands.x.device.type == "cuda" and not through):
+        reason = triton.why_not(operands, activation)
+        if reason is None:
+            return "triton"
+        if impl == "triton":
+            raise ConfigError(f'impl "triton" of grouped_experts {reason}')
+    if impl == "native":
+        if reason := native.why_not(operands, activation):
+            raise ConfigError(f'impl "native" of grouped_experts {reason}')
+        if not torch.compiler.is_compiling():
+            native.prepare(activation, operands.x.dtype)
+        return "native"
+    if impl == "auto" and operands.x.device.type == "cpu" and not torch.compiler.is_compiling():
+        # An expert is worked on by one thread: with few of them, others would wait.
+        many = len(operands.down) >= 2 * torch.get_num_threads()
+        if many and native.why_not(operands, activation) is None and native.is_ready(activation, operands.x.dtype):
+            return "native"
+    return "reference" if impl == "reference" or through else "fast"

@@ -13,7 +13,7 @@ from tensorformer.ops.autocast import autocast_dtype
 from tensorformer.ops.grouped_experts.activation import Activation
 from tensorformer.ops.operands import check_float
 
-IMPLS = ("auto", "reference", "fast")
+IMPLS = ("auto", "reference", "fast", "native", "triton")
 
 
 class Operands(NamedTuple):

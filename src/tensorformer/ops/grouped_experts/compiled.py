@@ -18,13 +18,13 @@ from tensorformer.gates import GATES, SCALARS
 from tensorformer.ops.grouped_experts import fast
 from tensorformer.ops.grouped_experts.activation import Activation
 from tensorformer.ops.grouped_experts.check import Operands
-from tensorformer.ops.grouped_experts.fast import groups_of
+from tensorformer.ops.grouped_experts.function import KERNELS
 
 _OPERANDS = "Tensor x, Tensor gate_up, Tensor down, Tensor weights, Tensor? gate_up_bias, Tensor? down_bias"
 _ACTIVATION = "str layout, str gate, str[] names, float[] values, str[] learned, Tensor[] parameters"
 
 
-def grouped_experts_in_graph(operands: Operands, indices: Tensor, activation: Activation) -> Tensor:
+def grouped_experts_in_graph(operands: Operands, indices: Tensor, activation: Activation, impl: str) -> Tensor:
     """Call the operator: a graph holds an activation as its name in the catalogue and what is bound to it.
 
     Raises:
@@ -40,7 +40,7 @@ def grouped_experts_in_graph(operands: Operands, indices: Tensor, activation: Ac
     learned = activation.tensors
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (*operands.given(), *learned.values()))
     bound = (activation.layout, gate.name, list(numbers), list(numbers.values()), list(learned), list(learned.values()))
-    return grouped_experts_op(*operands, indices, *bound, keep)[0]
+    return grouped_experts_op(*operands, indices, *bound, keep, impl)[0]
 
 
 def _is_known(kind: str, name: str, formulas: tuple[str, ...]) -> bool:
@@ -76,7 +76,7 @@ def _of_numbers(layout: str, gate: str, names: tuple[str, ...], values: tuple[fl
 @torch.library.custom_op(
     "tensorformer::grouped_experts",
     mutates_args=(),
-    schema=f"({_OPERANDS}, Tensor indices, {_ACTIVATION}, bool keep) -> (Tensor, Tensor)",
+    schema=f"({_OPERANDS}, Tensor indices, {_ACTIVATION}, bool keep, str impl) -> (Tensor, Tensor)",
 )
 def grouped_experts_op(
     x: Tensor,
@@ -93,11 +93,13 @@ def grouped_experts_op(
     learned: Sequence[str],
     parameters: Sequence[Tensor],
     keep: bool,
+    impl: str,
 ) -> tuple[Tensor, Tensor]:
     """Return y and the projections sorted by expert, an empty tensor where they are not to be kept."""
     operands = Operands(x, gate_up, down, weights, gate_up_bias, down_bias)
     activation = _activation(layout, gate, names, values, learned, parameters)
-    y, kept = fast.forward(operands, groups_of(operands, indices), activation, keep)
+    kernels = KERNELS[impl]
+    y, kept = kernels.forward(operands, kernels.groups_of(operands, indices), activation, keep)
     return y, x.new_empty(0) if kept is None else kept
 
 
@@ -117,6 +119,7 @@ def _(
     learned: Sequence[str],
     parameters: Sequence[Tensor],
     keep: bool,
+    impl: str,
 ) -> tuple[Tensor, Tensor]:
     rows = indices.shape[0] * indices.shape[1]
     return x.new_empty(x.shape), x.new_empty(rows, gate_up.shape[2]) if keep else x.new_empty(0)
@@ -125,7 +128,7 @@ def _(
 @torch.library.custom_op(
     "tensorformer::grouped_experts_backward",
     mutates_args=(),
-    schema=f"(Tensor dy, Tensor kept, {_OPERANDS}, Tensor indices, {_ACTIVATION}, bool[] needed) -> Tensor[]",
+    schema=f"(Tensor dy, Tensor kept, {_OPERANDS}, Tensor indices, {_ACTIVATION}, bool[] needed, str impl) -> Tensor[]",
 )
 def grouped_experts_backward_op(
     dy: Tensor,
@@ -144,11 +147,13 @@ def grouped_experts_backward_op(
     learned: Sequence[str],
     parameters: Sequence[Tensor],
     needed: Sequence[bool],
+    impl: str,
 ) -> list[Tensor]:
     """Return the gradients that are needed, of operands and then of parameters."""
     operands = Operands(x, gate_up, down, weights, gate_up_bias, down_bias)
     activation = _activation(layout, gate, names, values, learned, parameters)
-    found = fast.backward(operands, groups_of(operands, indices), activation, kept, dy, needed)
+    kernels = KERNELS[impl]
+    found = kernels.backward(operands, kernels.groups_of(operands, indices), activation, kept, dy, needed)
     return [grad for grad in found if grad is not None]
 
 
@@ -170,13 +175,14 @@ def _(
     learned: Sequence[str],
     parameters: Sequence[Tensor],
     needed: Sequence[bool],
+    impl: str,
 ) -> list[Tensor]:
     tensors = (x, gate_up, down, weights, gate_up_bias, down_bias, *parameters)
     return [fast.place(t) for t, n in zip(tensors, needed, strict=True) if n and t is not None]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *operands, indices, ctx.layout, ctx.gate, ctx.names, ctx.values, ctx.learned, parameters, _ = inputs
+    *operands, indices, ctx.layout, ctx.gate, ctx.names, ctx.values, ctx.learned, parameters, _, ctx.impl = inputs
     ctx.save_for_backward(output[1], indices, *operands, *parameters)
 
 
@@ -186,11 +192,11 @@ def _backward(ctx: Any, dy: Tensor, d_kept: Tensor) -> tuple[Any, ...]:
     given = [n and t is not None for n, t in zip(ctx.needs_input_grad[:6], operands, strict=True)]
     needed = [*given, *(True for _ in parameters)]
     bound = (ctx.layout, ctx.gate, ctx.names, ctx.values, ctx.learned, parameters)
-    found = iter(grouped_experts_backward_op(dy, kept, *operands, indices, *bound, needed))
+    found = iter(grouped_experts_backward_op(dy, kept, *operands, indices, *bound, needed, ctx.impl))
     grads = [next(found) if n else None for n in needed]
     # torch wants a None for a list of numbers, and a list for an empty one.
     lists = [None if given else [] for given in (ctx.names, ctx.values, ctx.learned)]
-    return (*grads[:6], None, None, None, *lists, grads[6:], None)
+    return (*grads[:6], None, None, None, *lists, grads[6:], None, None)
 
 
 grouped_experts_op.register_autograd(_backward, setup_context=_setup_context)

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tensorformer.gates.kernel import is_batch
-from tensorformer.ops.grouped_experts import fast, reference
+from tensorformer.ops.grouped_experts import fast, native, reference, triton
 from tensorformer.ops.grouped_experts.activation import Activation
 from tensorformer.ops.grouped_experts.check import Operands
-from tensorformer.ops.grouped_experts.fast import groups_of
+
+
+@runtime_checkable
+class Kernels(Protocol):
+    """What an implementation is: a module with these three, of which the first says what the others take as groups."""
+
+    def groups_of(self, operands: Operands, indices: Tensor) -> Any: ...
+
+    def forward(
+        self, operands: Operands, groups: Any, activation: Activation, keep: bool
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def backward(
+        self, operands: Operands, groups: Any, activation: Activation, kept: Tensor, dy: Tensor, needed: Sequence[bool]
+    ) -> list[Tensor | None]: ...
+
+
+KERNELS: dict[str, Kernels] = {"fast": fast, "native": native, "triton": triton}
 
 
 class GroupedExperts(torch.autograd.Function):
-    """Six operands, None for a bias that isn't there, then the parameters of the activation that are tensors."""
+    """An implementation, the activation and the routing; six operands, None for a bias that isn't there; then the
+    parameters of the activation that are tensors."""
 
     @staticmethod
-    def forward(ctx: Any, activation: Activation, indices: Tensor, *tensors: Tensor | None) -> Tensor:  # pyright: ignore
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, kernels: Kernels, activation: Activation, indices: Tensor, *tensors: Tensor | None
+    ) -> Tensor:
         operands = Operands(*tensors[:6])  # pyright: ignore[reportArgumentType]
-        ctx.groups = groups_of(operands, indices)
-        ctx.activation = activation
-        y, kept = fast.forward(operands, ctx.groups, activation, keep=True)
+        ctx.kernels, ctx.activation = kernels, activation
+        ctx.groups = kernels.groups_of(operands, indices)
+        y, kept = kernels.forward(operands, ctx.groups, activation, keep=True)
         ctx.save_for_backward(indices, kept, *tensors)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         indices, kept, *tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled() or is_batch(dy):
-            return (None, None, *gradients(ctx.activation, indices, tensors, dy, needed, again=torch.is_grad_enabled()))
+            again = torch.is_grad_enabled()
+            return (None, None, None, *gradients(ctx.activation, indices, tensors, dy, needed, again))
         activation = ctx.activation.with_tensors(tuple(tensors[6:]))
-        return (None, None, *fast.backward(Operands(*tensors[:6]), ctx.groups, activation, kept, dy, needed))
+        found = ctx.kernels.backward(Operands(*tensors[:6]), ctx.groups, activation, kept, dy, needed)
+        return (None, None, None, *found)
 
 
 def gradients(
