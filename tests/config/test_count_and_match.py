@@ -130,8 +130,8 @@ def test_a_match_keeps_the_proportions_of_two_widths() -> None:
     layers = (Layer(mixer="m", ffn="f"), Layer(mixer="m", ffn="g"))
     model = msgspec.structs.replace(model, ffns=ffns | {"unused": FeedForward(gate="relu", d_ff=7)}, layers=layers)
     solved = match(model, 10 * parameters(model), parameters, 2, tolerance=0.01).model
-    assert solved.ffns["g"].d_ff / solved.ffns["f"].d_ff == pytest.approx(1.5, rel=0.01)
-    assert solved.ffns["unused"].d_ff == 7
+    assert widths(solved)["g"] / widths(solved)["f"] == pytest.approx(1.5, rel=0.01)
+    assert solved.ffns["unused"] == FeedForward(gate="relu", d_ff=7)
 
 
 def test_a_match_that_can_not_be_met_says_what_to_change() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from tensorformer.config.schema import FeedForward, Layer, Model, SoftmaxAttention
 from tensorformer.config.shapes import ROPE_THETA
+from tensorformer.config.widths import widths
 from tensorformer.errors import ConfigError
 from tensorformer.nn.model import TensorTransformer
 
@@ -36,12 +37,12 @@ def llama_like(model: TensorTransformer) -> Any:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
         raise ConfigError("needs transformers: pip install 'tensorformer[peers]'") from None
-    config, mixer, ffn = model.config, model.config.mixers["softmax"], model.config.ffns["swiglu"]
+    config, mixer = model.config, model.config.mixers["softmax"]
     peer = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.d_model,
-            intermediate_size=ffn.d_ff,
+            intermediate_size=widths(config)["swiglu"],
             num_hidden_layers=config.n_layers,
             num_attention_heads=mixer.n_heads,
             num_key_value_heads=mixer.n_heads,

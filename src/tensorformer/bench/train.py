@@ -57,7 +57,7 @@ def against_llama(device: torch.device, rounds: int) -> Iterator[str]:
                     torch.cuda.synchronize(device)
                 if round_ >= WARM_UPS:
                     times[name].append(time.perf_counter() - began)
-                firsts.setdefault(name, result)
+                firsts.setdefault(name, (result.loss, result.grad_norm))
         a, b = firsts["tensorformer"], firsts["transformers"]
         if precision == "float32" and max(abs(x / y - 1) for x, y in zip(a, b, strict=True)) > LAW:
             yield f"{precision}: no result: the models disagree (loss and gradient norm {a} against {b})"
