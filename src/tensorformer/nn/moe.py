@@ -105,7 +105,7 @@ class MoE(nn.Module):
         y = paths.routed if paths.shared is None else paths.routed + paths.shared
         return y.view(x.shape)
 
-    def paths(self, x: Float[Tensor, "n d"], real: Bool[Tensor, n] | None = None) -> Paths:
+    def paths(self, x: Float[Tensor, "n d"], real: Bool[Tensor, " n"] | None = None) -> Paths:
         """Return what routed and shared experts write, each by themselves, and the routing."""
         routing = self.router(x, real)
         inner = x if self.latent_in is None else self.latent_in(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tensorformer.errors import ConfigError
 from tensorformer.gates import Gate
-from tensorformer.ops import native_build
+from tensorformer.ops import native_build, native_kernels
+from tensorformer.ops.native_kernels import C_TYPES
 
-_C_TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 _VIEW = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _HEAD = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -27,26 +27,14 @@ class _Kernels(NamedTuple):
     address: int
 
 
-_BUILT: dict[tuple[Any, ...], _Kernels | None] = {}  # None: not in the cache when it was looked for
-_REMEMBERED = 256
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    # The threads of an OpenMP team do not follow into a forked child, and a child that waits for them waits for ever.
-    os.register_at_fork(after_in_child=_after_fork)
+_BUILT: dict[Hashable, _Kernels | None] = {}  # None: not in the cache when it was looked for
 
 
 def why_not(gate: Gate, dtype: torch.dtype, device: torch.device) -> str | None:
     """Say why the C++ kernel of ``gate`` can't run, and what to do about it; None where it can."""
     if device.type != "cpu":
         return f"runs on the CPU, not on {device.type}: write impl='auto'"
-    if dtype not in _C_TYPES:
+    if dtype not in C_TYPES:
         return f"computes float32 and bfloat16, not {dtype}: write impl='fast'"
     if tensors := _tensors(gate):
         return f"takes parameters as numbers, and {tensors[0]} is a tensor: bind a float, or write impl='fast'"
@@ -57,9 +45,10 @@ def is_ready(gate: Gate, dtype: torch.dtype) -> bool:
     """Say whether the kernel of ``gate`` was built before and met its laws; builds nothing, and remembers."""
     key = _key(gate, dtype)
     if key not in _BUILT:
-        if dtype not in _C_TYPES or _tensors(gate):
+        if dtype not in C_TYPES or _tensors(gate):
             return False
-        _remember(key, _find(gate, dtype))
+        found = native_kernels.find(lambda: _library(gate), dtype, lambda lib, t: _open(lib, gate, t))
+        native_kernels.remember(_BUILT, key, found)
     return _BUILT.get(key) is not None
 
 
@@ -122,36 +111,11 @@ def _build(gate: Gate, dtype: torch.dtype) -> _Kernels:
     reason = why_not(gate, dtype, torch.device("cpu"))
     if reason is not None:
         raise ConfigError(f"the native kernel of {gate.name} {reason}")
-    library = _library(gate)
-    with library.lock():
-        laws = library.laws()
-        if laws is None:
-            library.build()
-        kernels = {t: _open(library, gate, t) for t in _C_TYPES}
-        if _C_TYPES[dtype] not in (laws or ()):
-            _hold_to_laws(kernels, gate, dtype)
-            library.stamp(_C_TYPES[dtype])
-    for key in [k for k, v in _BUILT.items() if v is None]:
-        del _BUILT[key]  # the library serves other numbers too
-    _remember(_key(gate, dtype), kernels[dtype])
-    return kernels[dtype]
-
-
-def _remember(key: tuple[Any, ...], kernels: _Kernels | None) -> None:
-    if len(_BUILT) >= _REMEMBERED:
-        _BUILT.pop(next(iter(_BUILT)), None)  # of a number that changes at every step, all but the last are of no use
-    _BUILT[key] = kernels
-
-
-def _find(gate: Gate, dtype: torch.dtype) -> _Kernels | None:
-    try:
-        # Looked at first: printing a formula loads SymPy, which takes half a second.
-        if native_build.why_not() is not None or not native_build.library_folder().is_dir():
-            return None
-        library = _library(gate)
-        return _open(library, gate, dtype) if _C_TYPES[dtype] in (library.laws() or ()) else None
-    except ConfigError:
-        return None  # no C++ form, or nowhere to look: to ask is no fault
+    kernels = native_kernels.build(
+        _library(gate), dtype, lambda lib, t: _open(lib, gate, t), lambda found: _hold_to_laws(found, gate, dtype)
+    )
+    native_kernels.remember(_BUILT, _key(gate, dtype), kernels)
+    return kernels
 
 
 def _library(gate: Gate) -> native_build.Library:
@@ -168,7 +132,7 @@ def _parameters(gate: Gate) -> dict[str, float]:
 
 def _open(library: native_build.Library, gate: Gate, dtype: torch.dtype) -> _Kernels:
     loaded, values = library.load(), list(_parameters(gate).values())
-    found = [getattr(loaded, f"{way}_{_C_TYPES[dtype]}") for way in ("forward", "backward")]
+    found = [getattr(loaded, f"{way}_{C_TYPES[dtype]}") for way in ("forward", "backward")]
     for function, views in zip(found, (3, 5), strict=True):
         function.argtypes, function.restype = [*_HEAD, *(_VIEW * views)], None
     array = (ctypes.c_float * max(1, len(values)))(*values)
@@ -201,7 +165,7 @@ def _forward(kernels: _Kernels, g: Tensor, u: Tensor) -> Tensor:
             g, u = _table(g), _table(u)
             rows, columns = g.shape
             views = g.data_ptr(), *g.stride(), u.data_ptr(), *u.stride()
-        kernels.forward(rows, columns, _threads(), kernels.address, *views, h.data_ptr(), columns, 1)
+        kernels.forward(rows, columns, native_kernels.threads(), kernels.address, *views, h.data_ptr(), columns, 1)
     return h
 
 
@@ -212,7 +176,7 @@ def _backward(kernels: _Kernels, g: Tensor, u: Tensor, dh: Tensor, dg: Tensor | 
     outs = [None if t is None else _writable(t) for t in (dg, du)]
     pointers = [x for t in (g, u, dh) for x in (t.data_ptr(), *t.stride())]
     pointers += [x for t in outs for x in ((None, 0, 0) if t is None else (t.data_ptr(), *t.stride()))]
-    kernels.backward(*g.shape, _threads(), kernels.address, *pointers)
+    kernels.backward(*g.shape, native_kernels.threads(), kernels.address, *pointers)
     for wanted, out in zip((dg, du), outs, strict=True):
         if wanted is not None and out is not None and out.data_ptr() != wanted.data_ptr():
             wanted.copy_(out.view(wanted.shape))
@@ -230,7 +194,3 @@ def _writable(t: Tensor) -> Tensor:
         return t if t.dim() == 2 else t.view(-1, columns)
     except RuntimeError:
         return torch.empty(t.numel() // columns, columns, dtype=t.dtype, device=t.device)
-
-
-def _threads() -> int:
-    return 1 if _forked else torch.get_num_threads()

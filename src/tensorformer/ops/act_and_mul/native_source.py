@@ -6,29 +6,15 @@ from collections.abc import Sequence
 
 from tensorformer.gates import Gate
 from tensorformer.gates.cpp_source import CPP_HELPERS, cpp_body, cpp_parameter
+from tensorformer.ops.native_numbers import NUMBERS
 
 # Numbers that lie side by side are computed where they are; a block of others goes through float buffers, so that there
 # is one loop of arithmetic for all strides. @…@ is filled in from the formula.
 _LOOPS = """
-#include <algorithm>
-
 namespace {
 
 constexpr int64_t kBlock = 1024;   // numbers at a time: the buffers stay in the first-level cache
 constexpr int64_t kGrain = 16384;  // numbers that are worth another thread
-
-struct bfloat16 { uint16_t bits; };
-
-inline float widen(float x) { return x; }
-inline float widen(bfloat16 x) { return gate::from_bits(static_cast<uint32_t>(x.bits) << 16); }
-
-inline void narrow(float x, float& to) { to = x; }
-// To nearest, ties to even; a NaN stays one whatever its bits.
-inline void narrow(float x, bfloat16& to) {
-  const uint32_t bits = gate::to_bits(x);
-  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  to.bits = static_cast<uint16_t>(x == x ? rounded : 0x7FC0u);
-}
 
 template <class T> struct View {
   T* data;
@@ -37,17 +23,6 @@ template <class T> struct View {
 };
 
 template <class T> bool dense(View<T> v) { return v.data != nullptr && v.step == 1; }
-
-// Steps of one and two are written out, for the compiler to make vectors of.
-template <class T> void read(const T* __restrict from, int64_t step, int64_t n, float* __restrict to) {
-  if (step == 1) { for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i]); }
-  else if (step == 2) { for (int64_t i = 0; i < n; ++i) to[i] = widen(from[2 * i]); }
-  else { for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i * step]); }
-}
-template <class T> void write(T* __restrict to, int64_t step, int64_t n, const float* __restrict from) {
-  if (step == 1) { for (int64_t i = 0; i < n; ++i) narrow(from[i], to[i]); }
-  else { for (int64_t i = 0; i < n; ++i) narrow(from[i], to[i * step]); }
-}
 
 // Both halves of an interleaved gradient at once.
 template <class T> bool interleaved(View<T> a, View<T> b) {
@@ -173,4 +148,4 @@ def native_source(gate: Gate, parameters: Sequence[str]) -> str:
     text = _LOOPS
     for mark, (indent, lines) in parts.items():
         text = text.replace(mark, "\n".join(" " * indent + line for line in lines))
-    return CPP_HELPERS + text + "".join(_EXPORTS.replace("@T@", t) for t in ("float", "bfloat16"))
+    return CPP_HELPERS + NUMBERS + text + "".join(_EXPORTS.replace("@T@", t) for t in ("float", "bfloat16"))
