@@ -220,7 +220,7 @@ def test_one_seed_one_context_and_no_data_to_match(tmp_path: Path) -> None:
     assert "±" not in " ".join(reader.rows[1] + reader.rows[2])
     assert "Data to match is absent" in reader.words
     assert {len(row) for row in reader.rows[:3]} == {9}
-    assert {p.stem for p in tmp_path.glob("*.png")} == PNGS - {"data_to_match"}
+    assert {p.stem for p in tmp_path.glob("*.png")} == PNGS - {"context", "data_to_match"}
 
 
 def test_a_baseline_alone_without_curves(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_baseline_alone_without_curves(tmp_path: Path) -> None:
     made = msgspec.structs.replace(made, variants=[msgspec.structs.replace(made.variants[0], seeds=seeds)])
     reader = Reader(write_report(made, tmp_path))
     assert "There is nothing to compare it with." in reader.words
-    assert {p.stem for p in tmp_path.glob("*.png")} == {"context"}
+    assert {p.stem for p in tmp_path.glob("*.png")} == set()
     none = [msgspec.structs.replace(made.variants[0], context_losses={})]
     reader = Reader(write_report(msgspec.structs.replace(made, variants=none), tmp_path))
     assert not list(tmp_path.glob("*.png"))

@@ -113,7 +113,7 @@ def figures(comparison: Comparison) -> list[Figure]:
             f"The same curves, less {name}’s of the same seed: what differs shows here,",
             f"the seeds’ common noise does not. {band} Shaded: ±δ.",
         )
-    if series.contexts(comparison):
+    if len({row["context"] for row in series.contexts(comparison)}) > 1:
         add(
             "context",
             "Loss against context length",
