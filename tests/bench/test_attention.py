@@ -54,9 +54,11 @@ def test_every_line() -> None:
         f"{start}, forward, 11 tokens: 99 MB beside the operands (target: at most 80; missed)",
         f"{start}, forward+backward, beside the operands: 2 tokens 20 MB (10,000,000 bytes a token) · "
         "4 tokens 40 MB (10,000,000 bytes a token)",
-        f"{start}, a token more after 1: 1000000.0 µs, softmax 3000000.0 µs, 3.00×",
-        f"{start}, a token more after 8,192: 1000000.0 µs, softmax 3000000.0 µs, 3.00× (target: 15.0 or more; missed)",
-        f"{start}, a token after 8,192 takes 1.00 times one after 1 (target: at most 1.2; met)",
+        f"{start}, a token of 32 more after 1: 31250.0 µs, softmax 93750.0 µs, 3.00×",
+        f"{start}, a token of 32 more after 8,192: 31250.0 µs, softmax 93750.0 µs, 3.00×"
+        " (target: 15.0 or more; missed)",
+        f"{start}, a token after 8,192 takes 1.00 times one after 1, with no softmax cache in between"
+        " (target: at most 1.2; met)",
     ]
     assert [line for line in lines[17:] if not re.match(r"bf16 \w+ \(\d heads of .*, forward", line)] == []
     assert len(lines) == 17 + 10

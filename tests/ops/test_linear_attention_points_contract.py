@@ -105,7 +105,7 @@ def test_saves_its_operands_and_a_state_every_64_steps(point: Point, chunk: int 
 
 @general_points
 def test_makes_nothing_that_grows_faster_than_time(point: Point) -> None:
-    """The largest tensor is an operand, the states that are kept, one a span, or what one chunk needs."""
+    """The largest tensor is an operand, the states that are kept, one a span, or what one span needs."""
     time, k, v = 640, 6, 8
     dims = (k * k,) if point.degree == 1 else (k, k)
     x = point.operands(time, key_dims=dims, batch=1, heads=1, value=v).to(torch.float32)
@@ -114,7 +114,8 @@ def test_makes_nothing_that_grows_faster_than_time(point: Point) -> None:
         y, _ = leaves.call(linear_attention, final_state=False)
         y.backward(torch.ones_like(y))
     states = time // plan.BLOCK * k * k * v
-    assert largest.elements <= max(states, time * max(*dims, v), 2 * plan.BLOCK * max(k * k, plan.BLOCK))
+    rows = 2 * plan.SPAN * plan.BLOCK
+    assert largest.elements <= max(states, time * max(*dims, v), rows * max(k * k, plan.BLOCK))
 
 
 # numerics

@@ -37,6 +37,7 @@ TARGETS = {
     ("kda", BOTH, 4096): 1.5,
     ("bilinear", "decoding", 8192): 15.0,
 }
+RUN = 32  # tokens decoded one after another
 FORWARD_MEGABYTES, FLAT = 80, 1.2  # at most: at the longest context, and the slowest token by the fastest
 
 
@@ -159,42 +160,55 @@ def _memory(sizes: Sizes, memory: Memory) -> Iterator[str]:
 
 
 def _decoding(rounds: int, sizes: Sizes, timer: Timer) -> Iterator[str]:
-    """Time one token more: ours from a state, softmax attention's from a cache with room for it."""
-    calls: dict[str, Callable[[], object]] = {}
+    """Time `RUN` tokens more, one after another: ours from a state, softmax attention's from a cache with room.
+
+    Ours are also timed by themselves: a cache larger than the processor's, read in turn with a state, evicts it.
+    """
+    ours = {f"linear {context}": _tokens_from_state(context) for context in sizes.contexts}
+    both = ours | {f"softmax {context}": _tokens_from_cache(context) for context in sizes.contexts}
+    seconds = {name: whole / RUN for name, whole in timer(both, rounds).items()}
     for context in sizes.contexts:
-        calls[f"linear {context}"] = _token_from_state(context)
-        calls[f"softmax {context}"] = _token_from_cache(context)
-    seconds = timer(calls, rounds)
-    for context in sizes.contexts:
-        ours, theirs = seconds[f"linear {context}"], seconds[f"softmax {context}"]
+        mine, theirs = seconds[f"linear {context}"], seconds[f"softmax {context}"]
         target = TARGETS.get((BILINEAR.name, "decoding", context))
         yield (
-            f"{BILINEAR}, a token more after {context:,}: {ours * 1e6:.1f} µs, softmax {theirs * 1e6:.1f} µs,"
-            f" {_at_least(theirs / ours, target)}"
+            f"{BILINEAR}, a token of {RUN} more after {context:,}: {mine * 1e6:.1f} µs, softmax {theirs * 1e6:.1f} µs,"
+            f" {_at_least(theirs / mine, target)}"
         )
-    shortest, longest = (seconds[f"linear {context}"] for context in (sizes.contexts[0], sizes.contexts[-1]))
+    alone = timer(ours, rounds)
+    shortest, longest = (alone[f"linear {context}"] for context in (sizes.contexts[0], sizes.contexts[-1]))
     yield (
         f"{BILINEAR}, a token after {sizes.contexts[-1]:,} takes {longest / shortest:.2f} times one after"
-        f" {sizes.contexts[0]:,} (target: at most {FLAT}; {'met' if longest / shortest <= FLAT else 'missed'})"
+        f" {sizes.contexts[0]:,}, with no softmax cache in between (target: at most {FLAT};"
+        f" {'met' if longest / shortest <= FLAT else 'missed'})"
     )
 
 
-def _token_from_state(context: int) -> Callable[[], object]:
+def _tokens_from_state(context: int) -> Callable[[], object]:
     with torch.no_grad():
-        state = BILINEAR.operands(context, torch.float32).attend(final_state=True)[1]
-    token = BILINEAR.operands(1, torch.float32)
-    return torch.no_grad()(lambda: token.attend(state, final_state=True))
+        start = BILINEAR.operands(context, torch.float32).attend(final_state=True)[1]
+    tokens = [BILINEAR.operands(1, torch.float32) for _ in range(RUN)]
+
+    @torch.no_grad()
+    def run() -> Tensor | None:
+        state = start
+        for token in tokens:
+            state = token.attend(state, final_state=True)[1]
+        return state
+
+    return run
 
 
-def _token_from_cache(context: int) -> Callable[[], object]:
-    keys, values = torch.randn(2, 1, HEADS, context + 1, HEAD_DIM).unbind()
-    q, k, v = torch.randn(3, 1, HEADS, 1, HEAD_DIM).unbind()
+def _tokens_from_cache(context: int) -> Callable[[], object]:
+    keys, values = torch.randn(2, 1, HEADS, context + RUN, HEAD_DIM).unbind()
+    q, k, v = torch.randn(3, 1, HEADS, RUN, HEAD_DIM).unbind()
 
-    def token() -> Tensor:
-        keys[:, :, context:], values[:, :, context:] = k, v
-        return F.scaled_dot_product_attention(q, keys, values)
+    def run() -> None:
+        for i in range(RUN):
+            own, held = slice(i, i + 1), slice(context + i + 1)
+            keys[:, :, context + i : held.stop], values[:, :, context + i : held.stop] = k[:, :, own], v[:, :, own]
+            F.scaled_dot_product_attention(q[:, :, own], keys[:, :, held], values[:, :, held])
 
-    return token
+    return run
 
 
 def _at_least(ratio: float, target: float | None) -> str:

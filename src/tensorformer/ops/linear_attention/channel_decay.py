@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,10 +20,14 @@ class ChannelDecay:
 
     def __init__(self, log_decay: Branches, dtype: torch.dtype) -> None:
         self.totals = [(x.double() * LOG2_E).clamp_min_(FORGOTTEN).cumsum(1) for x in log_decay]
-        self.d_totals = [torch.zeros_like(x) for x in self.totals]
         self.into = [total.exp2().to(dtype) for total in self.totals]
         self.out = [(total[:, -1:] - total).exp2_().to(dtype) for total in self.totals]
         self.trees: list[Tree] = []
+
+    @functools.cached_property
+    def d_totals(self) -> list[Float[Tensor, "n c _"]]:
+        """The gradients of `totals`, natural base, as far as they have been taken in: forward needs none."""
+        return [torch.zeros_like(x) for x in self.totals]
 
     def enter(self, rows: Branches) -> Branches:
         return tuple(_times(x, into) for x, into in zip(rows, self.into, strict=True))
@@ -37,23 +43,21 @@ class ChannelDecay:
     def leave_grad(self, left: Branches, d_left: Branches) -> Branches:
         for d_total, x, dx in zip(self.d_totals, left, d_left, strict=True):
             met = (x * dx)[:, :-1].double()  # nothing decays from the last step to the end, and it may be large
-            d_total[:, :-1] -= met
-            d_total[:, -1] += met.sum(1)
+            d_total[:, :-1].sub_(met)
+            d_total[:, -1].add_(met.sum(1))
         return self.leave(d_left)
 
-    def across(self, s: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
-        return s * blocks.features(tuple(into[:, -1:].mT for into in self.into))
+    def across(self) -> Float[Tensor, "n k 1"]:
+        return blocks.features(tuple(into[:, -1:].mT for into in self.into))
 
-    def across_grad(self, s: Float[Tensor, "n k v"], ds: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
-        carried = self.across(ds)
-        met = (s * carried).sum(2, dtype=torch.float64)
+    def across_grad(self, s: Float[Tensor, "n k v"], d_after: Float[Tensor, "n k v"]) -> None:
+        met = (s * d_after).sum(2, dtype=torch.float64) * self.across().squeeze(2)
         if len(self.totals) == 1:
             self.d_totals[0][:, -1] += met
         else:
             met = met.unflatten(1, (self.totals[0].shape[2], self.totals[1].shape[2]))
             self.d_totals[0][:, -1] += met.sum(2)
             self.d_totals[1][:, -1] += met.sum(1)
-        return carried
 
     def scores(self, rows: Branches, k: Branches) -> Float[Tensor, "n mc c"]:
         self.trees = [Tree(x, y, total) for x, y, total in zip(rows, k, self.totals, strict=True)]

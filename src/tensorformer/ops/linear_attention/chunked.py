@@ -232,6 +232,8 @@ def _split(x: Float[Tensor, "n t *_"], chunk: int) -> tuple[Tensor, ...]:
 
 
 def _steps(branches: tuple[Tensor, ...], start: int, stop: int) -> tuple[Tensor, ...]:
+    if start == 0 and stop == branches[0].shape[1]:
+        return branches
     return tuple(x[:, start:stop] for x in branches)
 
 

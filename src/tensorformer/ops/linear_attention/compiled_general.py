@@ -13,11 +13,10 @@ from torch import Tensor
 
 from tensorformer.ops.linear_attention import general
 from tensorformer.ops.linear_attention.general import Form
-from tensorformer.ops.linear_attention.plan import span
 
 
 @torch.library.custom_op(
-    "tensorformer::linear_attention_general",
+    "tensorformer::linear_attention_spans",
     mutates_args=(),
     schema="(Tensor[] operands, Tensor? state, int degree, int decays, bool delta, SymInt chunk, bool final, bool keep)"
     " -> (Tensor, Tensor, Tensor)",
@@ -50,14 +49,12 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = Form(degree, decays, delta).inputs(operands)
     y = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
-    size = span(chunk)
-    spans = (x.v.shape[1] + size - 1) // size
     s = y.new_empty(x.state_shape, dtype=x.wide) if final else y.new_empty(0)
-    return y, s, y.new_empty(spans, *x.state_shape, dtype=x.wide) if keep else y.new_empty(0)
+    return y, s, y.new_empty(x.kept_shape(chunk), dtype=x.wide) if keep else y.new_empty(0)
 
 
 @torch.library.custom_op(
-    "tensorformer::linear_attention_general_backward",
+    "tensorformer::linear_attention_spans_backward",
     mutates_args=(),
     schema="(Tensor[] operands, Tensor kept, Tensor dy, Tensor? d_state, int degree, int decays, bool delta,"
     " SymInt chunk) -> Tensor[]",

@@ -70,13 +70,19 @@ class Group(NamedTuple):
         )
 
 
-def groups(v: Tensor, chunk: int) -> list[Group]:
-    """Cut (B, T, H, V) into groups: everything on an accelerator, a cacheful of Gram tiles on a CPU."""
+def groups(v: Tensor, chunk: int, chunks: int = 1) -> list[Group]:
+    """Cut (B, T, H, V) into groups: everything on an accelerator, a cacheful of Gram tiles on a CPU.
+
+    Args:
+        v: the values.
+        chunk: steps a chunk.
+        chunks: how many are computed together.
+    """
     batch, time, heads, _ = v.shape
     size = batch * heads
     if v.device.type == "cpu":
         steps = min(time, chunk)
-        tile = max(1, min(steps, TILE) * steps * v.element_size())
+        tile = max(1, chunks * min(steps, TILE) * steps * v.element_size())
         size = torch.get_num_threads() * max(1, WORKING_SET // tile)
     if size >= heads:
         rows = size // max(1, heads)

@@ -1,7 +1,7 @@
-"""The delta rule and a decay a channel: chunks that carry the state, and one autograd function around them.
+"""The delta rule and a decay a channel: spans of chunks that carry the state, and one autograd function around them.
 
-Forward keeps the state before every span of chunks, backward takes the spans from the last to the first and works
-out again what it needs, a chunk at a time. All is computed in float32 or better.
+Forward keeps the state before every span, backward takes the spans from the last to the first and works out again
+what it needs. All is computed in float32 or better.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tensorformer.ops.linear_attention import one_chunk
+from tensorformer.ops.linear_attention import one_span
 from tensorformer.ops.linear_attention.derivative import differentiable_backward
 from tensorformer.ops.linear_attention.fast import Group, groups
-from tensorformer.ops.linear_attention.one_chunk import Chunk
-from tensorformer.ops.linear_attention.plan import pieces, span
+from tensorformer.ops.linear_attention.one_span import Chunks
+from tensorformer.ops.linear_attention.plan import Span, span_chunks, spans
 from tensorformer.ops.linear_attention.reference import features, recurrence
 
 
@@ -65,25 +65,44 @@ class Inputs(NamedTuple):
         batch, _, heads, value = self.v.shape
         return batch, heads, math.prod([x.shape[3] for x in self.k]), value
 
-    def chunk(self, group: Group, first: int, last: int) -> Chunk:
-        """Return the operands of the steps first..last, heads laid flat."""
+    def kept_shape(self, chunk: int) -> tuple[int | torch.SymInt, ...]:
+        """Return the shape of a state for each of `spans`, also where time is a symbol."""
+        time, most = self.v.shape[1], span_chunks(chunk)
+        whole = time // chunk
+        return (whole + most - 1) // most + (time + chunk - 1) // chunk - whole, *self.state_shape
 
-        def flat(x: Tensor, dtype: torch.dtype) -> Tensor:
-            return group.flat(x[:, first:last], dtype).contiguous()
-
-        return Chunk(
-            tuple(flat(x, self.wide) for x in self.q),
-            tuple(flat(x, self.wide) for x in self.k),
-            flat(self.v, self.wide),
-            tuple(flat(x, torch.float64) for x in self.log_decay),
-            None if self.beta is None else flat(self.beta, self.wide),
+    def chunks(self, group: Group, span: Span) -> Chunks:
+        """Return the operands of a span, chunks and heads laid flat."""
+        q, k = (tuple(_flat(x, group, span, self.wide) for x in branches) for branches in (self.q, self.k))
+        return Chunks(
+            span.chunks,
+            q,
+            k,
+            _flat(self.v, group, span, self.wide),
+            tuple(_flat(x, group, span, torch.float64) for x in self.log_decay),
+            None if self.beta is None else _flat(self.beta, group, span, self.wide),
         )
 
-    def write(self, group: Group, first: int, last: int, part: Chunk) -> None:
-        """Write the gradients of the steps first..last into their place."""
+    def write(self, group: Group, span: Span, part: Chunks) -> None:
+        """Write the gradients of the steps of a span into their place."""
         found = [*part.q, *part.k, part.v, *part.log_decay, *(() if part.beta is None else (part.beta,))]
         for whole, x in zip(self.all(), found, strict=True):
-            group.write(whole[:, first:last], x)
+            _write(whole, group, span, x)
+
+
+def _steps(x: Float[Tensor, "b t h *_"], group: Group, span: Span) -> Float[Tensor, "m rows heads c *_"]:
+    """Return a view of the steps of a span, chunk by chunk."""
+    steps = x[group.rows, span.start : span.stop, group.heads]
+    return steps.unflatten(1, (span.chunks, span.chunk)).movedim(1, 0).transpose(2, 3)
+
+
+def _flat(x: Float[Tensor, "b t h *_"], group: Group, span: Span, dtype: torch.dtype) -> Float[Tensor, "mn c *_"]:
+    return _steps(x, group, span).to(dtype).flatten(0, 2).contiguous()
+
+
+def _write(whole: Float[Tensor, "b t h *_"], group: Group, span: Span, part: Float[Tensor, "mn c *_"]) -> None:
+    view = _steps(whole, group, span)
+    view.copy_(part.view(view.shape))
 
 
 def forward(
@@ -96,19 +115,16 @@ def forward(
     time = x.v.shape[1]
     y = torch.empty(x.v.shape, dtype=x.v.dtype, device=x.v.device)
     after = y.new_zeros(x.state_shape, dtype=x.wide) if final else None
-    spans = pieces(time, span(chunk))
-    kept = y.new_zeros(len(spans), *x.state_shape, dtype=x.wide) if keep else None
+    kept = y.new_zeros(x.kept_shape(chunk), dtype=x.wide) if keep else None
     with torch.autocast(x.v.device.type, enabled=False):
-        for group in groups(x.v, chunk):
+        cuts = spans(time, chunk)
+        for group in groups(x.v, chunk, cuts[0].chunks if cuts else 1):
             s = None if state is None else group.state(state, x.wide)
-            for i, (start, stop) in enumerate(spans):
+            for i, span in enumerate(cuts):
                 if kept is not None and s is not None:
                     group.write_state(kept[i], s)
-                for first, last in pieces(stop - start, chunk):
-                    first, last = start + first, start + last
-                    part = x.chunk(group, first, last)
-                    out, s = one_chunk.forward(part, s, final=final or last < time)
-                    group.write(y[:, first:last], out)
+                out, s = one_span.forward(x.chunks(group, span), s, final=final or span.stop < time)
+                _write(y, group, span, out)
             if after is not None and s is not None:
                 group.write_state(after, s)
     return y, after, kept
@@ -124,18 +140,14 @@ def backward(
     """Return the gradients of the operands and of the initial state."""
     grads, d_initial = x.empty(), torch.zeros(x.state_shape, dtype=x.wide, device=x.v.device)
     with torch.autocast(x.v.device.type, enabled=False):
-        for group in groups(x.v, chunk):
-            ds = None if d_state is None else group.state(d_state, x.wide).contiguous()
-            for i, (start, stop) in reversed(list(enumerate(pieces(x.v.shape[1], span(chunk))))):
-                cuts = [(start + first, start + last) for first, last in pieces(stop - start, chunk)]
-                states = [group.state(kept[i], x.wide)]
-                for first, last in cuts[:-1]:
-                    states.append(one_chunk.advance(x.chunk(group, first, last), states[-1]))
-                for (first, last), s in zip(reversed(cuts), reversed(states), strict=True):
-                    part = x.chunk(group, first, last)
-                    d_y = torch.zeros_like(part.v) if dy is None else group.flat(dy[:, first:last], x.wide).contiguous()
-                    found, ds = one_chunk.backward(part, s, d_y, ds)
-                    grads.write(group, first, last, found)
+        cuts = spans(x.v.shape[1], chunk)
+        for group in groups(x.v, chunk, cuts[0].chunks if cuts else 1):
+            ds = None if d_state is None else group.state(d_state, x.wide)
+            for i, span in reversed(list(enumerate(cuts))):
+                part = x.chunks(group, span)
+                d_y = torch.zeros_like(part.v) if dy is None else _flat(dy, group, span, x.wide)
+                found, ds = one_span.backward(part, group.state(kept[i], x.wide), d_y, ds)
+                grads.write(group, span, found)
             if ds is not None:
                 group.write_state(d_initial, ds)
     return grads, d_initial

@@ -52,14 +52,15 @@ class HeadDecay:
             self.d_total[:, -1] += met.sum(1)
         return self.leave(d_left)
 
-    def across(self, s: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
-        return s if self.decay is None else s * self.decay.whole()
+    def across(self) -> Float[Tensor, "n 1 1"] | None:
+        """Return what multiplies a state over the whole chunk; None where nothing does."""
+        return None if self.decay is None else self.decay.whole()
 
-    def across_grad(self, s: Float[Tensor, "n k v"], ds: Float[Tensor, "n k v"]) -> Float[Tensor, "n k v"]:
-        carried = self.across(ds)
-        if self.d_total is not None:
-            self.d_total[:, -1] += (s * carried).sum((1, 2), dtype=torch.float64)
-        return carried
+    def across_grad(self, s: Float[Tensor, "n k v"], d_after: Float[Tensor, "n k v"]) -> None:
+        """Take in what a state met, given the gradient of the one after the chunk."""
+        if self.decay is not None and self.d_total is not None:
+            met = (s * d_after).sum((1, 2), dtype=torch.float64)
+            self.d_total[:, -1] += met * self.decay.whole().flatten()
 
     def scores(self, rows: Branches, k: Branches) -> Float[Tensor, "n mc c"]:
         first, *rest = self._grams(rows, k)

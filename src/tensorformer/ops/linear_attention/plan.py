@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 TILE = 64  # rows whose Gram matrices are built at once
 CHUNK = 128  # steps whose features are built at once, and a chunk where the chunked form pays
 BLOCK = 64  # steps a chunk under the delta rule or a decay a channel, whose cost inside a chunk grows fastest
+SPAN = 4  # blocks that are computed together: fewer and larger operations, small enough for a cache
 WORKING_SET = 1 << 20  # bytes of Gram tiles a CPU thread makes at once, to find them in its cache again
 
 Decayed = Literal["none", "head", "channel"]
@@ -44,9 +45,28 @@ def general_chunk(time: int, key_dims: tuple[int, ...], delta: bool) -> int:
     return max(1, min(time, BLOCK, longest))
 
 
-def span(chunk: int) -> int:
-    """Return the steps between two states that are kept for backward: whole chunks, `BLOCK` steps at the least."""
-    return chunk * max(1, BLOCK // chunk)
+class Span(NamedTuple):
+    """Neighbouring chunks of one length that are computed together, but for the state they carry."""
+
+    start: int
+    chunks: int
+    chunk: int  # steps
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.chunks * self.chunk
+
+
+def span_chunks(chunk: int) -> int:
+    """Return the chunks of a whole span."""
+    return max(1, SPAN * BLOCK // chunk)
+
+
+def spans(time: int, chunk: int) -> list[Span]:
+    """Cut 0..time into chunks, `span_chunks` of them to a span; a shorter last chunk is a span of its own."""
+    whole = time // chunk
+    cuts = [Span(first * chunk, last - first, chunk) for first, last in pieces(whole, span_chunks(chunk))]
+    return [*cuts, Span(whole * chunk, 1, time % chunk)] if time % chunk else cuts
 
 
 def form(time: int, chunk: int) -> Literal["recurrent", "chunked", "quadratic"]:

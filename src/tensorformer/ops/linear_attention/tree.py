@@ -63,9 +63,10 @@ class Tree:
             met_x = (cut.x * dx).view(n, -1, m, h, d).sum(2)
             met_k = (cut.k * dy).view(n, -1, h, d)
             halves = d_exponent.view(n, -1, 2, h, d)
-            halves[:, :, 1] += met_x
-            halves[:, :, 0] -= met_k
-            halves[:, :, 0, -1] += met_k.sum(2, dtype=torch.float64) - met_x.sum(2, dtype=torch.float64)
+            # Not `halves[...] += ...`, with which Python writes the result once more into its place.
+            halves[:, :, 1].add_(met_x)
+            halves[:, :, 0].sub_(met_k)
+            halves[:, :, 0, -1].add_(met_k.sum(2, dtype=torch.float64) - met_x.sum(2, dtype=torch.float64))
             before, after = cut.carry.unbind(2)
             d_rows.view(n, m, -1, 2, h, d)[:, :, :, 1].addcmul_(
                 dx.view(n, -1, m, h, d).transpose(1, 2), after.unsqueeze(1)
@@ -81,9 +82,10 @@ class Tree:
         exponent[:, :, 0].neg_()
         carry = exponent.exp2_().to(self.k.dtype)
         before, after = carry.unbind(2)
-        x = self.rows.view(n, m, -1, 2, h, d)[:, :, :, 1].transpose(1, 2) * after.unsqueeze(2)
+        x = self.rows.new_empty(n, halves.shape[1], m, h, d)  # in this order, which a plain product would not keep
+        torch.mul(self.rows.view(n, m, -1, 2, h, d)[:, :, :, 1].transpose(1, 2), after.unsqueeze(2), out=x)
         k = self.k.view(n, -1, 2, h, d)[:, :, 0] * before
-        return Cut(x.reshape(-1, m * h, d), k.view(-1, h, d), carry)
+        return Cut(x.view(-1, m * h, d), k.view(-1, h, d), carry)
 
 
 def _below(whole: Float[Tensor, "n m s s"], h: int) -> Float[Tensor, "n b m h h"]:
