@@ -84,7 +84,7 @@ def test_a_binary_or_empty_or_missing_file_is_one_line(home: Path) -> None:
 
 
 def test_a_plan_tells_active_parameters_of_mixtures(home: Path) -> None:
-    mixture = '{ kind = "moe", n_experts = 4, router = { top_k = 1 }, routed = { gate = "bilinear", d_ff = 12 } }'
+    mixture = '{ kind = "moe", n_experts = 4, router = { top_k = 2 }, routed = { gate = "bilinear", d_ff = 12 } }'
     plan = tensorformer(
         "compare", "tiny.toml", "--dry-run", "--set", f"model.ffns.bilinear={mixture}", "--set", "compare.match=none"
     )

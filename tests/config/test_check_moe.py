@@ -29,7 +29,7 @@ def test_what_can_be_built_is_let_through() -> None:
     check(router={"top_k": 8})
     check(router={"top_k": 3, "n_group": 4, "topk_group": 2, "scores": "sigmoid"})
     check(router={"top_k": 1, "scores": "softmax", "norm_topk_prob": False})
-    check(router={"top_k": 1, "scores": "softmax_after_top_k"})
+    check(router={"top_k": 1}, balance={"aux_loss_coef": 0.01})
     check(n_experts=1, router={"top_k": 1}, routed={"gate": "relu2", "d_ff": 1}, shared=None)
     check(balance={"aux_loss": "sequence", "aux_loss_load": "per_token"})
     check(shared={"gate": "polynorm", "d_ff": 4})
@@ -105,3 +105,14 @@ def test_structs_made_in_python_are_checked_too() -> None:
     moe = MoE(n_experts=4, routed=Experts("bilinear", 8), router=Router(top_k=5), balance=Balance())
     with pytest.raises(ConfigError, match=r"^moe\.router\.top_k: a token can't go to 5 of 4"):
         check_moe(moe, "moe")
+
+
+@pytest.mark.parametrize("router", [{"top_k": 1}, {"top_k": 1, "scores": "softmax_after_top_k"}])
+def test_a_router_that_could_not_learn_is_refused(router: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"ffns\.x\.router\.top_k: .* no gradient; .*norm_topk_prob = false"):
+        check(router=router)
+
+
+def test_several_shared_experts_of_no_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"n_shared_experts: 3 shared experts of no kind"):
+        check(shared=None, n_shared_experts=3)

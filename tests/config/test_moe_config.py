@@ -179,6 +179,7 @@ def built(model: Model) -> int:
 gates = st.sampled_from(["bilinear", "relu2", {"name": "swish_glu", "beta": Learned(1.0)}])
 shared_gates = st.sampled_from(["swiglu", "gelu", "polynorm_glu", {"name": "swish_glu", "beta": Learned(1.0)}])
 sizes = st.sampled_from([1, 3, 7, 12])
+ONE = Balance(aux_loss_coef=0.01)  # without it one expert of weight 1 is refused
 mixtures = st.builds(
     MoE,
     n_experts=st.sampled_from([3, 6]),
@@ -187,8 +188,8 @@ mixtures = st.builds(
     shared=st.none() | st.builds(Experts, gate=shared_gates, d_ff=sizes, bias=st.booleans()),
     n_shared_experts=st.integers(1, 3),
     latent=st.none() | sizes,
-    balance=st.sampled_from([Balance(), Balance(bias_update_speed=0.001)]),  # of which no parameter comes
-)
+    balance=st.sampled_from([ONE, replace(ONE, bias_update_speed=0.001)]),  # of which no parameter comes
+).map(lambda moe: replace(moe, n_shared_experts=moe.n_shared_experts if moe.shared else 1))
 
 
 @given(mixtures)
@@ -360,3 +361,20 @@ def test_the_depth_recipe_has_three_bilinear_layers_to_one() -> None:
 
 def test_a_struct_made_in_python_is_one_read_from_toml() -> None:
     assert msgspec.convert(msgspec.to_builtins(hybrid()), MoE) == hybrid()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 1), (1, 1, 0)])
+@pytest.mark.parametrize("dense", [32, 512])
+def test_a_match_does_not_depend_on_which_width_comes_first(order: tuple[int, ...], dense: int) -> None:
+    def of(n_experts: int, top_k: int) -> Model:
+        parts = FeedForward("swiglu", dense), hybrid(64, 256, n_experts, top_k)
+        start = model(*parts, d_model=32)
+        return replace(start, n_layers=3, layers=tuple(start.layers[i] for i in order))
+
+    solved = match_with_active(of(64, 8), of(32, 4), 4, tolerance=0.02)
+    assert abs(solved.remainder) < 0.02
+
+
+def test_a_dot_in_the_name_of_a_part_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has a dot in its name"):
+        load(tmp_path, ("[model.ffns.moe]", '[model.ffns."m.routed"]'), ('ffn = "moe"', 'ffn = "m.routed"'))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,6 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 from tensorformer.config.schema import Balance, Experts, Learned, MoE, Router
+from tensorformer.errors import ConfigError, ShapeError
 from tensorformer.nn.feedforward import FeedForward
 from tensorformer.nn.moe import MoE as Layer
 from tensorformer.nn.moe import Paths, RoutedExperts
@@ -125,9 +127,10 @@ def test_equals_a_loop_over_tokens(data: st.DataObject, n: int, d: int, seed: in
             routed_scaling_factor=data.draw(st.sampled_from([1.0, 2.5])),
             bias=data.draw(st.booleans()),
         ),
-        shared=data.draw(st.none() | experts),
-        n_shared_experts=data.draw(st.integers(1, 3)),
+        shared=(shared := data.draw(st.none() | experts)),
+        n_shared_experts=data.draw(st.integers(1, 3)) if shared else 1,
         latent=data.draw(st.none() | odd),
+        balance=Balance(aux_loss_coef=0.01),  # without it one expert of weight 1 is refused
     )
     check(made(config, d, seed), tokens(n, d, seed))
 
@@ -366,3 +369,11 @@ def test_under_autocast_products_are_in_bfloat16_and_the_router_is_not(config: M
     for name, truth, found in zip(names, *seen, strict=True):
         error = largest(found.double() - truth) / (1e-3 + largest(truth))
         assert error < 0.03, f"{name}: {error:.3g}"
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"moe\.routed\.gate: 'polynorm' needs a whole row"):
+        Layer(MoE(n_experts=4, routed=Experts("polynorm", 4), router=Router(top_k=2)), 8)
+    layer = made(MoE(n_experts=4, routed=Experts("bilinear", 4), router=Router(top_k=2)), 8)
+    with pytest.raises(ShapeError, match=r"real is \(2,\) where x has rows \(2, 3\)"):
+        inspect.unwrap(Layer.forward)(layer, torch.ones(2, 3, 8, dtype=torch.float64), torch.ones(2, dtype=torch.bool))

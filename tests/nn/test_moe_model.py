@@ -187,7 +187,9 @@ FIRST = {
     "latent": MoE(
         n_experts=16, routed=Experts("swiglu", 64), router=Router(top_k=2), shared=Experts("swiglu", 64), latent=64
     ),
-    "one choice": MoE(n_experts=16, routed=Experts("swiglu", 64), router=Router(top_k=1)),
+    "one choice": MoE(
+        n_experts=16, routed=Experts("swiglu", 64), router=Router(top_k=1), balance=Balance(aux_loss_coef=0.01)
+    ),
 }
 
 

@@ -119,8 +119,10 @@ def test_the_state_is_saved_and_the_bias_stays_wide() -> None:
     router(torch.randn(9, 5))
     copy = made(Config(top_k=2), 5, 7, SPEED, torch.float32)
     copy.load_state_dict(router.state_dict())
-    assert load_of(copy) == load_of(router) != [0] * 7
+    assert load_of(copy) == [0] * 7 != load_of(router)  # it is of a step that is not over
     assert router.correction_bias is not None
+    assert copy.correction_bias is not None
+    assert torch.equal(copy.correction_bias, router.correction_bias)
     wide = router.correction_bias.clone()
     router.to(torch.bfloat16)
     assert router.proj.weight.dtype == torch.bfloat16

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorformer.bench.cuda_clock import cuda_seconds
 from tensorformer.bench.turns import keep_memory, medians
 from tensorformer.errors import ConfigError
 from tensorformer.gates import GATES, Gate
@@ -71,29 +70,30 @@ class Layer(NamedTuple):
     dy: Tensor
 
 
-def run(rounds: int, device: str = "cpu") -> Iterator[str]:
+def run(rounds: int) -> Iterator[str]:
     """Yield the lines of the comparison and of the stages; times are milliseconds, all of a line measured in turn.
 
     Args:
         rounds: turns timed of each.
-        device: "cpu", or a CUDA device, whose own clock is then read.
     """
     keep_memory()
-    clock = _clock(torch.device(device), rounds)
-    rates = {name: _gemm_rate(dtype, device, clock) for name, dtype in DTYPES.items()}
-    where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name(device)
+
+    def clock(works: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        return medians(works, rounds)
+
+    rates = {name: _gemm_rate(dtype, clock) for name, dtype in DTYPES.items()}
     told = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in rates.items())
-    yield f"{where}, torch {torch.__version__}; a product of 2048 x 2048 matrices makes {told}"
+    yield f"{torch.get_num_threads()} threads, torch {torch.__version__}; a product of 2048 × 2048 makes {told}"
     yield "against peers: milliseconds (share of that rate); the ratio is the best peer's time divided by it"
     for sizes in COMPARED:
         for name, dtype in DTYPES.items():
-            yield from _against_peers(sizes, name, dtype, device, rates[name], clock)
+            yield from _against_peers(sizes, name, dtype, rates[name], clock)
     yield ""
     yield "where the time goes, stage by stage: milliseconds (share of the whole)"
     for sizes in STAGED:
         for name, dtype in DTYPES.items():
             for gate in GATE_NAMES:
-                yield from _stages(sizes, example(GATES[gate]), name, dtype, device, clock)
+                yield from _stages(sizes, example(GATES[gate]), name, dtype, clock)
 
 
 def layer(sizes: Sizes, dtype: torch.dtype, device: str) -> Layer:
@@ -168,23 +168,15 @@ def _transformers(made: Layer, sizes: Sizes) -> dict[str, Peer]:
 Clock = Callable[[Mapping[str, Callable[[], object]]], dict[str, float]]
 
 
-def _clock(device: torch.device, rounds: int) -> Clock:
-    if device.type == "cuda":
-        return lambda works: cuda_seconds(works, rounds, device)
-    return lambda works: medians(works, rounds)
-
-
-def _gemm_rate(dtype: torch.dtype, device: str, clock: Clock) -> float:
+def _gemm_rate(dtype: torch.dtype, clock: Clock) -> float:
     """Return the FLOP a second of one large product, the most that this machine does."""
     side = 2048
-    a, b, out = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
+    a, b, out = (torch.randn(side, side).to(dtype) for _ in range(3))
     return 2 * side**3 / clock({"product": lambda: torch.mm(a, b, out=out)})["product"]
 
 
-def _against_peers(
-    sizes: Sizes, name: str, dtype: torch.dtype, device: str, rate: float, clock: Clock
-) -> Iterator[str]:
-    made = layer(sizes, dtype, device)
+def _against_peers(sizes: Sizes, name: str, dtype: torch.dtype, rate: float, clock: Clock) -> Iterator[str]:
+    made = layer(sizes, dtype, "cpu")
     x, gate_up, down, weights, *_ = made.operands
     others = peers(made, sizes)
 
@@ -192,14 +184,12 @@ def _against_peers(
         leaves = (x, weights, gate_up, down)
         return Peer(lambda: grouped_experts(x, gate_up, down, "swiglu", made.indices, weights, impl=impl), leaves)
 
-    mine = {"ours": ours("fast" if device == "cpu" else "auto")}
-    label = f"  {name}, {sizes}"
-    if device == "cpu":
-        try:
-            resolve(x, gate_up, down, "swiglu", made.indices, weights, impl="native")
-            mine["native"] = ours("native")
-        except ConfigError as reason:
-            yield f"{label}: without native: {reason}"
+    mine, label = {"ours": ours("fast")}, f"  {name}, {sizes}"
+    try:
+        resolve(x, gate_up, down, "swiglu", made.indices, weights, impl="native")
+        mine["native"] = ours("native")
+    except ConfigError as reason:
+        yield f"{label}: without native: {reason}"
     everyone = {**others, **mine}
     if fault := _disagreement(everyone, made):
         yield f"{label}: no result: {fault}"
@@ -210,7 +200,7 @@ def _against_peers(
         parts = [f"{n} {seconds[n] * 1e3:.2f}" for n in others]
         for n in mine:
             told = f"{n} {seconds[n] * 1e3:.2f} ({factor * sizes.flops / seconds[n] / rate:.0%}, ratio"
-            goal = TARGETS.get((sizes, n)) if way != "forward" and device == "cpu" else None
+            goal = TARGETS.get((sizes, n)) if way != "forward" else None
             met = "" if goal is None else f", {'met' if best / seconds[n] >= goal else 'short of'} {goal}"
             parts.append(f"{told} {best / seconds[n]:.2f}{met})")
         yield f"{label}, {way}: {' · '.join(parts)}"
@@ -245,9 +235,9 @@ def _disagreement(everyone: Mapping[str, Peer], made: Layer) -> str | None:
     return None
 
 
-def _stages(sizes: Sizes, gate: Gate, name: str, dtype: torch.dtype, device: str, clock: Clock) -> Iterator[str]:
+def _stages(sizes: Sizes, gate: Gate, name: str, dtype: torch.dtype, clock: Clock) -> Iterator[str]:
     """Yield the stages of forward and of backward, each run over all tiles by itself."""
-    made = layer(sizes, dtype, device)
+    made = layer(sizes, dtype, "cpu")
     with torch.no_grad():
         ways = {"forward": _forward_stages(made, sizes, gate), "backward": _backward_stages(made, gate)}
         for way, stages in ways.items():

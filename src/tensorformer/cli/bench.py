@@ -74,7 +74,7 @@ class Bench(Options):
         if self.suite == "moe":
             from tensorformer.bench import moe
 
-            return moe.run(self.rounds, str(device))
+            return moe.run(self.rounds)
         if device.type == "cuda":
             from tensorformer.bench import gates_cuda
 

@@ -52,6 +52,9 @@ def _check_model(model: Model) -> None:
     for name, mixer in model.mixers.items():
         _check_mixer(mixer, model.d_model, f"$.model.mixers.{name}")
     for name, ffn in model.ffns.items():
+        if "." in name:
+            told = f"{name.replace('.', '-')!r}: a dot parts the two widths of a mixture of experts from its name"
+            raise ConfigError(f"$.model.ffns: {name!r} has a dot in its name; write {told}")
         if isinstance(ffn, MoE):
             check_moe(ffn, f"$.model.ffns.{name}")
             continue

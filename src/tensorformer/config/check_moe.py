@@ -19,6 +19,15 @@ def check_moe(moe: MoE, where: str) -> None:
         ConfigError: one line that names the key and the mend.
     """
     check_router(moe.router, moe.n_experts, f"{where}.router")
+    if moe.shared is None and moe.n_shared_experts > 1:
+        told = f"{moe.n_shared_experts} shared experts of no kind"
+        raise ConfigError(f"{where}.n_shared_experts: {told}; give shared, or leave it out")
+    always_one = moe.router.norm_topk_prob or moe.router.scores == "softmax_after_top_k"
+    if moe.router.top_k == 1 < moe.n_experts and always_one and not moe.balance.aux_loss_coef:
+        raise ConfigError(
+            f"{where}.router.top_k: one expert whose weight is made to be 1 gives the router no gradient; write "
+            f'scores = "softmax" or "sigmoid" with norm_topk_prob = false, or a top_k of 2 or more'
+        )
     _check_activation(moe.routed, f"{where}.routed.gate", routed=True)
     if moe.shared is not None:
         _check_activation(moe.shared, f"{where}.shared.gate", routed=False)

@@ -23,7 +23,7 @@ def parameters(model: Model) -> int:
 
 
 def active_parameters(model: Model) -> int:
-    """Return the number of trained parameters that a token meets: of a mixture, the experts it is routed to."""
+    """Return the parameters that a token meets: embeddings all, of a mixture the experts it is routed to."""
     return _parameters(model, active_feed_forward_weights)
 
 

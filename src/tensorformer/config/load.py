@@ -167,7 +167,7 @@ def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
     except msgspec.ValidationError as e:
         message = str(e)
         unknown = re.search(r"unknown field `([^`]+)`", message)
-        if unknown and unknown[1].startswith(("capacity", "drop_token")):
+        if unknown and re.search("capacity|token_drop|drop_token", unknown[1]):
             message += "; there is no capacity here: no token is dropped, whatever the load; leave it out"
         elif unknown:
             message += suggest(unknown[1], {f for s in _sections(Section) for f in s.__struct_fields__})

@@ -97,9 +97,9 @@ def _nearest(model: Model, names: Collection[str], target: int, measure: Measure
 
 
 def _scaled(model: Model, names: Collection[str], k: int, multiple_of: int) -> Model:
-    """Return the model with k multiples for the first of these widths, and the others in proportion."""
+    """Return the model with k multiples for the widest of these, and the others in proportion: at 1 all are least."""
     old = widths(model)
-    unit = old[next(iter(names))]
+    unit = max(old[name] for name in names)
     return with_widths(model, {name: max(1, round(k * old[name] / unit)) * multiple_of for name in names})
 
 
@@ -108,14 +108,15 @@ def _larger_remainder(model: Model, whole: int, active: int) -> float:
 
 
 def _judged(best: Model, whole: int, active: int, multiple_of: int, tolerance: float) -> Match:
-    return _within(best, _larger_remainder(best, whole, active), multiple_of, tolerance)
+    further = "; to meet both sizes it may take another n_experts, router.top_k or shared experts"
+    return _within(best, _larger_remainder(best, whole, active), multiple_of, tolerance, further)
 
 
-def _within(best: Model, remainder: float, multiple_of: int, tolerance: float) -> Match:
+def _within(best: Model, remainder: float, multiple_of: int, tolerance: float, further: str = "") -> Match:
     if abs(remainder) > tolerance:
         raise ConfigError(
             f"no d_ff that is a multiple of {multiple_of} comes within {tolerance:.1%} of the baseline: the nearest, "
             f"{widths(best)}, is off by {remainder:+.1%}; lower compare.multiple_of, raise compare.tolerance "
-            f"or change the baseline's d_ff"
+            f"or change the baseline's d_ff{further}"
         )
     return Match(best, remainder)

@@ -20,16 +20,9 @@ from tensorformer.data.probes import GeneratedProbe
 from tensorformer.lab import statistics
 from tensorformer.lab.device import cores
 from tensorformer.lab.plan import Planned
-from tensorformer.lab.results import Comparison, Difference, Ratio, SeedResult, Variant
+from tensorformer.lab.results import MATCHED_IN, Comparison, Difference, Ratio, SeedResult, Variant
 from tensorformer.lab.results import Corpus as CorpusFacts
 from tensorformer.lab.results import Probe as ProbeFacts
-
-MATCHED_IN = {
-    "params": "parameters",
-    "active": "active parameters, those that a token meets",
-    "params_and_active": "parameters and in active parameters, those that a token meets",
-    "flops": "FLOPs a token, scores counted causally",
-}
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -140,7 +133,8 @@ def _notes(recipe: Recipe, chosen: list[Planned]) -> list[str]:
         spread = ", ".join(f"{p.name} {p.n_params:,}" for p in chosen)
         notes.append(f"Nothing was matched: the variants differ in size ({spread} parameters).")
     else:
-        what = MATCHED_IN[compare.match]
+        causally = " a token, scores counted causally" if compare.match == "flops" else ""
+        what = MATCHED_IN[compare.match] + causally
         notes.append(f"Matched in {what}; the largest remainder is {largest.remainder:+.2%} ({largest.name}).")
     notes.append("Every variant saw the same tokens in the same order at the same seed.")
     if recipe.data.probe is not None:

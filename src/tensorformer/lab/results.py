@@ -6,6 +6,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+Match = Literal["params", "active", "params_and_active", "flops", "none"]
+MATCHED_IN: dict[Match, str] = {  # in words
+    "params": "parameters",
+    "active": "active parameters",
+    "params_and_active": "parameters and active parameters",
+    "flops": "FLOPs",
+    "none": "nothing",
+}
 Verdict = Literal["better", "worse", "same", "undecided"]
 
 
@@ -136,7 +144,7 @@ class Comparison(Struct, frozen=True):
     recipe_path: str  # as it was typed; may be empty
     created: str  # ISO 8601, UTC
     baseline: str
-    match: Literal["params", "active", "params_and_active", "flops", "none"]
+    match: Match
     tolerance: float
     delta: float
     tokens: int

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from tensorformer.config import schema
 from tensorformer.config.activations import feed_forward_activation, is_gated, learned_parameters
+from tensorformer.config.check_moe import check_moe
 from tensorformer.config.row_activations import RowActivation
+from tensorformer.errors import ShapeError
 from tensorformer.nn.feedforward import FeedForward
 from tensorformer.nn.router import Router, Routing
 from tensorformer.ops.grouped_experts import grouped_experts
@@ -39,7 +41,7 @@ class RoutedExperts(nn.Module):
     def __init__(self, config: schema.Experts, n_experts: int, width: int) -> None:
         super().__init__()
         activation = feed_forward_activation(config)
-        assert not isinstance(activation, RowActivation)  # refused by the config
+        assert not isinstance(activation, RowActivation)  # check_moe refuses them
         self.activation = activation
         projected = config.d_ff * (2 if is_gated(activation) else 1)
         self.gate_up = nn.Parameter(torch.empty(n_experts, width, projected))
@@ -76,6 +78,7 @@ class MoE(nn.Module):
 
     def __init__(self, config: schema.MoE, d_model: int) -> None:
         super().__init__()
+        check_moe(config, "moe")
         self.config = config
         self.router = Router(config.router, d_model, config.n_experts, config.balance.bias_update_speed)
         self.routed = RoutedExperts(config.routed, config.n_experts, config.latent or d_model)
@@ -97,8 +100,14 @@ class MoE(nn.Module):
         Args:
             x: the input.
             real: which rows are tokens: padding is computed as well, and counts in no load and no loss. None: all are.
-            routings: a list to which how tokens were routed is appended: what the losses of balance are taken of.
+            routings: a list to which how tokens were routed is appended: what the losses of balance are taken of. Under
+                activation checkpointing take ``use_reentrant=False``: the other kind cuts them off from the gradient.
+
+        Raises:
+            ShapeError: ``real`` is of another shape than the rows of x.
         """
+        if real is not None and real.shape != x.shape[:-1]:
+            raise ShapeError(f"real is {tuple(real.shape)} where x has rows {tuple(x.shape[:-1])}; make them the same")
         paths = self.paths(x.reshape(-1, x.shape[-1]), None if real is None else real.flatten())
         if routings is not None:
             routings.append(paths.routing)

@@ -51,9 +51,10 @@ class Router(nn.Module):
     - "sigmoid": σ(z) there, likewise (DeepSeek-V3, arXiv 2412.19437);
     - "softmax_after_top_k": the softmax of the chosen logits (gpt-oss).
 
-    Chosen are the largest probabilities (for "softmax_after_top_k" logits), the lower index first where they are
-    equal. With ``n_group`` > 1 only experts of the ``topk_group`` best groups can be chosen, where a group is as good
-    as the sum of its two best. The loss-free bias (arXiv 2408.15664) is added for choosing and for nothing else.
+    Chosen are the largest logits, the lower index first where they are equal. With groups or a loss-free bias it is the
+    largest probabilities instead (for "softmax_after_top_k" still logits). With ``n_group`` > 1 only experts of the
+    ``topk_group`` best groups can be chosen, where a group is as good as the sum of its two best. The loss-free bias
+    (arXiv 2408.15664) is added for choosing and for nothing else.
 
     Logits are computed in float32 or better, whatever x and autocast are. NaN counts as the largest score, so that
     it shows in its token's weights; other tokens do not see it.
@@ -78,7 +79,8 @@ class Router(nn.Module):
         self.proj = nn.Linear(d_model, n_experts, bias=config.bias)
         balanced = bias_update_speed > 0
         self.register_buffer("correction_bias", torch.zeros(n_experts) if balanced else None)
-        self.register_buffer("load", torch.zeros(n_experts, dtype=torch.int64) if balanced else None)
+        counts = torch.zeros(n_experts, dtype=torch.int64) if balanced else None
+        self.register_buffer("load", counts, persistent=False)  # of one optimiser step: no checkpoint falls into it
 
     def forward(self, x: Float[Tensor, "n d"], real: Bool[Tensor, " n"] | None = None) -> Routing:
         """Route ``x``.
@@ -153,7 +155,7 @@ class Router(nn.Module):
         # ``model.bfloat16()`` would round the bias to steps larger than its own: it stays as it was.
         before = self.correction_bias
         super()._apply(fn, recurse)
-        if before is not None and self.correction_bias is not None and self.correction_bias.itemsize < before.itemsize:
+        if before is not None and self.correction_bias is not None and self.correction_bias.itemsize < 4:
             self.correction_bias = before.to(self.correction_bias.device)
         return self
 

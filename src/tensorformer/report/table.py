@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorformer.lab.results import Comparison, Corpus, Probe, Variant
+from tensorformer.lab.results import MATCHED_IN, Comparison, Corpus, Probe, Variant
 from tensorformer.report import quantities as q
 from tensorformer.report import series, words
-
-MATCHED_IN = {
-    "params": "parameters",
-    "active": "active parameters",
-    "params_and_active": "parameters and active parameters",
-    "flops": "FLOPs",
-    "none": "nothing",
-}
 
 
 @dataclass(frozen=True)

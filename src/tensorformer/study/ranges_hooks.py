@@ -12,6 +12,7 @@ from tensorformer.config.activations import Activation
 from tensorformer.config.row_activations import RowActivation
 from tensorformer.errors import ConfigError
 from tensorformer.nn.feedforward import FeedForward
+from tensorformer.nn.moe import RoutedExperts
 
 Receive = Callable[[str, Tensor | None, Tensor, Tensor], None]
 
@@ -20,8 +21,11 @@ def feed_forwards(model: nn.Module) -> dict[str, FeedForward]:
     """Return the feed-forward layers of a model by their path in it.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, or routed experts, whose inside is one operator that nothing can listen to.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, RoutedExperts):
+            raise ConfigError(f"{name}: ranges inside routed experts are not measured; give a model without mixtures")
     found = {name or "ffn": m for name, m in model.named_modules() if isinstance(m, FeedForward)}
     if not found:
         raise ConfigError(f"{type(model).__name__} has no FeedForward layer; give a model that is built of them")
