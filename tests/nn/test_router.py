@@ -275,7 +275,8 @@ print("same")
 """
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_one_graph(backend: str) -> None:
     """In a process of its own: the annotation checks that pytest switches on cannot be compiled."""
     done = subprocess.run([sys.executable, "-c", COMPILED, backend], capture_output=True, text=True, timeout=280)

@@ -20,6 +20,7 @@ from tests.ops.grouped_experts.expert_laws import Case, call, draw
 from tests.ops.interpreted import run_tests
 
 
+@pytest.mark.slow
 def test_the_kernels_under_the_interpreter() -> None:
     pytest.importorskip("triton")
     run_tests(Path(__file__).with_name("triton_laws.py"))
