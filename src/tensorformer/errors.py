@@ -46,7 +46,7 @@ class ShapeError(TensorformerError, ValueError):
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known names, or the whole list where none is near."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.65)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(repr(n) for n in near) + "?"
     return "; known: " + ", ".join(known) if known else ""

@@ -26,19 +26,17 @@ from tensorformer.config.schema import (
     SoftmaxAttention,
     Train,
 )
-from tensorformer.data.prepare import prepare
 from tensorformer.errors import CheckpointError, DivergenceError
-from tensorformer.files import sha256
 from tensorformer.lab import checkpoint, evaluate, record
 from tensorformer.lab import train as training
 from tensorformer.lab.experts import expert_statistics
 from tensorformer.lab.optim import make_optimizers
 from tensorformer.lab.results import ExpertLayer
-from tensorformer.lab.train import Interrupted, train, training_step
+from tensorformer.lab.train import Interrupted, training_step
 from tensorformer.nn.model import TensorTransformer
+from tests.lab.runs import run_it, same_bits
 from tests.recipes import TINY, write_tiny
 
-CPU = torch.device("cpu")
 MIXTURE = """
 [model.ffns.moe]
 kind = "moe"
@@ -66,25 +64,11 @@ def tiny(**train_changes: object) -> Run:
     return msgspec.structs.replace(run, train=msgspec.structs.replace(run.train, **train_changes))
 
 
-def run_it(run: Run, folder: Path, **options: Any) -> record.Result:
-    return train(run, folder, prepare(run.data), CPU, **options)
-
-
 def trained(run: Run, folder: Path) -> TensorTransformer:
     last, model = checkpoint.latest(folder), TensorTransformer(run.model)
     assert last is not None
     checkpoint.load(last, model)
     return model
-
-
-def same_bits(a: Path, b: Path) -> None:
-    """Fail unless two finished runs have the same metrics, weights, biases, counts and moments, bit for bit."""
-    assert (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
-    last_a, last_b = checkpoint.latest(a), checkpoint.latest(b)
-    assert last_a is not None
-    assert last_b is not None
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZERS):
-        assert sha256(last_a / name) == sha256(last_b / name), name
 
 
 def test_it_learns_and_writes_what_its_experts_do(moe_home: Path) -> None:

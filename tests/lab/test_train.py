@@ -18,34 +18,18 @@ import torch
 
 from tensorformer.config.load import load_config, variant_run
 from tensorformer.config.schema import AdamW, Cosine, Muon, Run, WarmupStableDecay
-from tensorformer.data.prepare import prepare
 from tensorformer.errors import CheckpointError, DivergenceError
 from tensorformer.files import sha256
 from tensorformer.lab import checkpoint, record
 from tensorformer.lab.optim import decay_start, make_optimizers, n_steps, rate
-from tensorformer.lab.train import Interrupted, Progress, train
+from tensorformer.lab.train import Interrupted, Progress
 from tensorformer.nn.model import TensorTransformer
-
-CPU = torch.device("cpu")
+from tests.lab.runs import run_it, same_bits
 
 
 def tiny(variant: str = "bilinear", seed: int = 0, **train_changes: object) -> Run:
     run = variant_run(load_config("tiny.toml"), variant, seed)
     return msgspec.structs.replace(run, train=msgspec.structs.replace(run.train, **train_changes))
-
-
-def run_it(run: Run, folder: Path, **options: object) -> record.Result:
-    return train(run, folder, prepare(run.data), CPU, **options)  # pyright: ignore[reportArgumentType]
-
-
-def same_bits(a: Path, b: Path) -> None:
-    """Fail unless two finished runs have the same metrics and the same final weights and moments, bit for bit."""
-    assert (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
-    last_a, last_b = checkpoint.latest(a), checkpoint.latest(b)
-    assert last_a is not None
-    assert last_b is not None
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZERS):
-        assert sha256(last_a / name) == sha256(last_b / name), name
 
 
 def test_it_learns_and_leaves_what_it_promises(home: Path) -> None:

@@ -58,6 +58,7 @@ TARGETS = {
     (COMPARED[2], "native"): 1.5,
 }
 STAGED = (Sizes(2048, 512, 32, 256, 16), Sizes(2048, 512, 128, 64, 8), Sizes(2048, 512, 1024, 8, 2))
+LOOP = "unbind loop"
 LAW = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
@@ -128,18 +129,30 @@ class Peer(NamedTuple):
 def peers(made: Layer, sizes: Sizes) -> dict[str, Peer]:
     """Return SwiGLU experts of the same weights by others: a loop, and transformers' where it is installed."""
     x, gate_up, down, weights, *_ = made.operands
+    loop = Peer(lambda: unbind_loop(made, lambda g, u: F.silu(g) * u), (x, weights, gate_up, down))
+    return {LOOP: loop, **_transformers(made, sizes)}
 
-    def loop() -> Tensor:
-        order = made.indices.flatten().argsort(stable=True)
-        token = order // sizes.top_k
-        counts = torch.bincount(made.indices.flatten(), minlength=sizes.experts).tolist()
-        outs = []
-        for rows, first, second in zip(x[token].split(counts), gate_up.unbind(), down.unbind(), strict=True):
-            g, u = (rows @ first).chunk(2, -1)
-            outs.append((F.silu(g) * u) @ second)
-        return torch.zeros_like(x).index_add(0, token, torch.cat(outs) * weights.flatten()[order, None])
 
-    return {"unbind loop": Peer(loop, (x, weights, gate_up, down)), **_transformers(made, sizes)}
+def unbind_loop(made: Layer, gate: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return y of a loop over experts whose stacked weights are taken apart once."""
+    x, gate_up, down, *_ = made.operands
+    order, token, counts = by_expert(made)
+    each = zip(x[token].split(counts.tolist()), gate_up.unbind(), down.unbind(), strict=True)
+    outs = [gate(*(rows @ first).chunk(2, -1)) @ second for rows, first, second in each]
+    return combined(made, torch.cat(outs), order, token)
+
+
+def by_expert(made: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the choices sorted by expert, the token of each, and how many each expert has."""
+    flat = made.indices.flatten()
+    order = flat.argsort(stable=True)
+    return order, order // made.indices.shape[1], torch.bincount(flat, minlength=len(made.operands.gate_up))
+
+
+def combined(made: Layer, out: Tensor, order: Tensor, token: Tensor) -> Tensor:
+    """Return the sum over a token's choices of what experts wrote for them, weighted."""
+    shares = made.operands.weights.flatten()[order, None]
+    return torch.zeros_like(made.operands.x).index_add(0, token, out * shares)
 
 
 def _transformers(made: Layer, sizes: Sizes) -> dict[str, Peer]:
@@ -195,7 +208,7 @@ def _against_peers(sizes: Sizes, name: str, dtype: torch.dtype, rate: float, clo
         yield f"{label}: no result: {fault}"
         return
     for way, factor in (("forward", 1), ("forward+backward", 3)):
-        seconds = clock({n: _closed(peer, made.dy, factor == 3) for n, peer in everyone.items()})
+        seconds = clock({n: closed(peer.call, peer.leaves, made.dy, factor == 3) for n, peer in everyone.items()})
         best = min(seconds[n] for n in others)
         parts = [f"{n} {seconds[n] * 1e3:.2f}" for n in others]
         for n in mine:
@@ -206,15 +219,11 @@ def _against_peers(sizes: Sizes, name: str, dtype: torch.dtype, rate: float, clo
         yield f"{label}, {way}: {' · '.join(parts)}"
 
 
-def _closed(peer: Peer, dy: Tensor, backward: bool) -> Callable[[], object]:
+def closed(call: Callable[[], Tensor], leaves: tuple[Tensor, ...], dy: Tensor, backward: bool) -> Callable[[], object]:
+    """Return what is timed: forward alone without a graph, or the gradients of ``leaves``."""
     if backward:
-        return lambda: torch.autograd.grad(peer.call(), peer.leaves, dy)
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            return peer.call()
-
-    return forward
+        return lambda: torch.autograd.grad(call(), leaves, dy)
+    return torch.no_grad()(call)
 
 
 def _disagreement(everyone: Mapping[str, Peer], made: Layer) -> str | None:

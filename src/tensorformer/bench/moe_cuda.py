@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tensorformer.bench.cuda_clock import cuda_seconds
-from tensorformer.bench.moe import LAW, Layer, Sizes, layer
+from tensorformer.bench.moe import LAW, Layer, Sizes, closed, layer
 from tensorformer.bench.moe_cuda_stages import GROUPED, backward_stages, forward_stages, passes
 from tensorformer.bench.moe_cuda_stages import peers as other_peers
 from tensorformer.errors import ConfigError
@@ -135,23 +135,17 @@ def _compared(made: Layer, sizes: Sizes, gate: Gate, rounds: int, device: torch.
 
     calls = {"kernels": ours("triton")}
     expected = results(made, gate, "triton")
-    for name, call in {"sorted in torch": ours("fast"), **other_peers(made, sizes, gate)}.items():
+    for name, call in {"sorted in torch": ours("fast"), **other_peers(made, gate)}.items():
         if fault := _fault(call, leaves, made.dy, expected):
             yield f"  {gate.name}, {name}: no result: {fault}"
         else:
             calls[name] = call
     for way, factor in (("forward", 1), ("forward+backward", 3)):
-        seconds = timer({n: _closed(call, leaves, made.dy, factor == 3) for n, call in calls.items()}, rounds, device)
+        seconds = timer({n: closed(call, leaves, made.dy, factor == 3) for n, call in calls.items()}, rounds, device)
         mine = seconds["kernels"]
         others = [f"{n} {s * 1e3:.3f} ms ({s / mine:.2f}×)" for n, s in seconds.items() if n != "kernels"]
         rate = factor * sizes.flops / mine / 1e12
         yield f"  {gate.name}, {way}: {', '.join([f'kernels {mine * 1e3:.3f} ms ({rate:.3g} TFLOP/s)', *others])}"
-
-
-def _closed(call: Callable[[], Tensor], leaves: tuple[Tensor, ...], dy: Tensor, backward: bool) -> Work:
-    if backward:
-        return lambda: torch.autograd.grad(call(), leaves, dy)
-    return torch.no_grad()(call)
 
 
 def _fault(call: Callable[[], Tensor], leaves: tuple[Tensor, ...], dy: Tensor, expected: list[Tensor]) -> str | None:

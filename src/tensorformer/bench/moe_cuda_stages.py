@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorformer.bench.gates import EAGER
-from tensorformer.bench.moe import Layer, Sizes, route
+from tensorformer.bench.moe import LOOP, Layer, Sizes, by_expert, combined, route, unbind_loop
 from tensorformer.gates import Gate
 from tensorformer.ops.grouped_experts import triton, triton_launch
 from tensorformer.ops.grouped_experts.activation import ready
@@ -23,32 +23,18 @@ Work = Callable[[], object]
 Stages = Mapping[str, Mapping[str, Work]]
 
 
-def peers(made: Layer, sizes: Sizes, gate: Gate) -> dict[str, Callable[[], Tensor]]:
+def peers(made: Layer, gate: Gate) -> dict[str, Callable[[], Tensor]]:
     """Return experts of the same weights by `F.grouped_mm` and by a loop, with the gate as models write it."""
-    x, gate_up, down, weights, *_ = made.operands
+    x, gate_up, down, *_ = made.operands
     plain = _as_written(gate)
 
-    def sort() -> tuple[Tensor, Tensor, Tensor]:
-        flat = made.indices.flatten()
-        order = flat.argsort(stable=True)
-        return order, order // sizes.top_k, torch.bincount(flat, minlength=sizes.experts)
-
-    def combined(out: Tensor, order: Tensor, token: Tensor) -> Tensor:
-        return torch.zeros_like(x).index_add(0, token, out * weights.flatten()[order, None])
-
     def grouped() -> Tensor:
-        order, token, counts = sort()
+        order, token, counts = by_expert(made)
         ends = counts.cumsum(0).int()
         h = plain(*F.grouped_mm(x[token], gate_up, offs=ends).chunk(2, -1))
-        return combined(F.grouped_mm(h, down, offs=ends), order, token)
+        return combined(made, F.grouped_mm(h, down, offs=ends), order, token)
 
-    def loop() -> Tensor:
-        order, token, counts = sort()
-        each = zip(x[token].split(counts.tolist()), gate_up.unbind(), down.unbind(), strict=True)
-        outs = [plain(*(rows @ first).chunk(2, -1)) @ second for rows, first, second in each]
-        return combined(torch.cat(outs), order, token)
-
-    return {GROUPED: grouped, "unbind loop": loop}
+    return {GROUPED: grouped, LOOP: lambda: unbind_loop(made, plain)}
 
 
 def forward_stages(made: Layer, sizes: Sizes, gates: Sequence[Gate]) -> Stages:

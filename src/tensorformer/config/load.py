@@ -170,7 +170,8 @@ def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
         if unknown and re.search("capacity|token_drop|drop_token", unknown[1]):
             message += "; there is no capacity here: no token is dropped, whatever the load; leave it out"
         elif unknown:
-            message += suggest(unknown[1], {f for s in _sections(Section) for f in s.__struct_fields__})
+            at = re.search(r"at `.*?(\w+)(?:\[\.\.\.\])?`$", message)
+            message += suggest(unknown[1], _keys(at[1] if at else None))
         value = re.search(r"Invalid enum value '([^']*)' - at `.*?(\w+)`$", message)
         if value:
             message += suggest(value[1], _words(value[2]))
@@ -180,9 +181,20 @@ def _decode(tree: Mapping[str, Any], kind: type[T]) -> T:
         raise ConfigError(message) from None
 
 
+def _keys(field: str | None) -> set[str]:
+    """Return the keys of the tables that fields of this name may hold; None: of all tables."""
+    tables = _sections(Section) if field is None else _tables(field)
+    return {key for table in tables for key in table.__struct_fields__}
+
+
 def _kinds(field: str) -> list[str]:
     """Return the kinds of table that fields of this name may hold."""
-    return [str(h.__struct_config__.tag) for h in _hints(field) if isinstance(h, type) and issubclass(h, Section)]
+    return [str(table.__struct_config__.tag) for table in _tables(field)]
+
+
+def _tables(field: str) -> Iterator[type[Section]]:
+    """Yield the tables that fields of this name may hold."""
+    yield from (hint for hint in _hints(field) if isinstance(hint, type) and issubclass(hint, Section))
 
 
 def _words(field: str) -> list[str]:

@@ -218,10 +218,12 @@ def training_step(
             logits = forward(x, None, routings) if mixtures else forward(x)
         losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=UNSCORED, reduction="sum")
         loss = losses / scored
-        balance = router_loss(list(zip(mixtures, routings, strict=True)), len(x)) * (len(x) / len(inputs))
-        (loss + balance).backward()
         total += loss.detach()
-        routers += balance.detach()
+        if mixtures:
+            balance = router_loss(list(zip(mixtures, routings, strict=True)), len(x)) * (len(x) / len(inputs))
+            routers += balance.detach()
+            loss = loss + balance
+        loss.backward()
     value = total.item()
     if not torch.isfinite(total + routers):
         raise NotFinite("loss", value + routers.item())
@@ -234,7 +236,8 @@ def training_step(
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    update_biases(forward)
+    if mixtures:
+        update_biases(forward)
     return Taken(value, norm.item(), routers.item())
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, MutableMapping, Sequence
 from typing import TypeVar
 
 import torch
 
 from tensorformer.errors import ConfigError
+from tensorformer.gates import Scalar
 from tensorformer.ops import native_build
 
 C_TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
@@ -75,6 +76,22 @@ def find(
         return open_(found, dtype) if C_TYPES[dtype] in (found.laws() or ()) else None
     except ConfigError:
         return None  # no C++ form, or nowhere to look: to ask is no fault
+
+
+def numbers(scalars: Iterable[Scalar]) -> dict[str, float]:
+    """Return the parameters that are in the formulas, by name, in the order a kernel takes them; all must be bound."""
+    return {n: float(v) for s in scalars for n, v in zip(s._names, s._given, strict=True)}
+
+
+def refuse(what: str, broken: Sequence[str], dtype: torch.dtype) -> None:
+    """Raise where laws are broken.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    if broken:
+        text = f"{what} in {dtype}: {broken[0]}"
+        raise ConfigError(f"{text}; write impl='fast', and report it with your compiler's version")
 
 
 def remember(built: MutableMapping[Hashable, K | None], key: Hashable, kernels: K | None) -> None:

@@ -82,6 +82,16 @@ def run(case: Case, impl: str) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], case.dy)]
 
 
+def assert_each_alone(case: Case, impl: str, wanted: int) -> None:
+    """Fail unless the gradient of one operand is the same, bit for bit, when it is the only one that is wanted."""
+    together = run(case, impl)[1 + wanted]
+    leaves = [t.requires_grad_(i == wanted) for i, t in enumerate(case.operands) if t is not None]
+    call(leaves, case, impl).backward(case.dy)
+    for i, leaf in enumerate(leaves):
+        assert (leaf.grad is None) == (i != wanted)
+        assert leaf.grad is None or torch.equal(leaf.grad, together)
+
+
 def assert_laws(implementation: Run, case: Case) -> None:
     """Compare y and all gradients with the reference in float64: to 1e-12 there, else within twice its own error."""
     before = [None if t is None else t.clone() for t in case.operands]

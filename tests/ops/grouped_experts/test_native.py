@@ -22,7 +22,7 @@ from tensorformer.ops.grouped_experts.activation import ready
 from tensorformer.ops.grouped_experts.check import Operands
 from tensorformer.ops.operands import LAYOUTS
 from tests.ops.act_and_mul.processes import run_alone
-from tests.ops.grouped_experts.expert_laws import Case, assert_laws, call, draw, run
+from tests.ops.grouped_experts.expert_laws import Case, assert_each_alone, assert_laws, call, draw, run
 
 DTYPES = [torch.float32, torch.bfloat16]
 pytestmark = pytest.mark.skipif(
@@ -170,13 +170,7 @@ def test_unwritten_memory_is_never_read(dtype: torch.dtype, monkeypatch: pytest.
 
 @pytest.mark.parametrize("wanted", range(6))
 def test_each_gradient_alone(wanted: int) -> None:
-    case = draw(31, 5, 2, 7, 3, dtype=torch.float32)
-    together = run_native(case)[1 + wanted]
-    leaves = [t.requires_grad_(i == wanted) for i, t in enumerate(case.operands) if t is not None]
-    call(leaves, case, "native").backward(case.dy)
-    for i, leaf in enumerate(leaves):
-        assert (leaf.grad is None) == (i != wanted)
-        assert leaf.grad is None or torch.equal(leaf.grad, together)
+    assert_each_alone(draw(31, 5, 2, 7, 3, dtype=torch.float32), "native", wanted)
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])

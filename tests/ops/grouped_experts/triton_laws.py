@@ -19,7 +19,7 @@ from tensorformer.ops.grouped_experts import grouped_experts, resolve, triton_la
 from tensorformer.ops.grouped_experts import triton as kernels
 from tensorformer.ops.grouped_experts.triton_rows import Rows, sort_rows, tile_table
 from tensorformer.ops.operands import LAYOUTS
-from tests.ops.grouped_experts.expert_laws import Case, assert_laws, call, draw, run
+from tests.ops.grouped_experts.expert_laws import Case, assert_each_alone, assert_laws, call, draw, run
 from tests.ops.interpreted import far_apart
 
 
@@ -184,13 +184,7 @@ def test_a_poisoned_token_stays_alone(where: str, poison: float) -> None:
 
 @pytest.mark.parametrize("wanted", range(6))
 def test_each_gradient_alone(wanted: int) -> None:
-    case = draw(20, 5, 2, 7, 3, dtype=torch.float32)
-    truth = triton(case)[1 + wanted]
-    leaves = [t.requires_grad_(i == wanted) for i, t in enumerate(case.operands) if t is not None]
-    call(leaves, case, "triton").backward(case.dy)
-    for i, leaf in enumerate(leaves):
-        assert (leaf.grad is None) == (i != wanted)
-        assert leaf.grad is None or torch.equal(leaf.grad, truth)
+    assert_each_alone(draw(20, 5, 2, 7, 3, dtype=torch.float32), "triton", wanted)
 
 
 def test_a_second_derivative_is_that_of_the_loop() -> None:

@@ -127,7 +127,7 @@ def _library(gate: Gate) -> native_build.Library:
 def _parameters(gate: Gate) -> dict[str, float]:
     """Return the parameters that are in the formula, by name, in the order the kernel takes them."""
     gate = gate.bind()  # raises where one is missing
-    return {n: float(v) for s in (gate.gate, gate.value) for n, v in zip(s._names, s._given, strict=True)}
+    return native_kernels.numbers((gate.gate, gate.value))
 
 
 def _open(library: native_build.Library, gate: Gate, dtype: torch.dtype) -> _Kernels:
@@ -149,9 +149,7 @@ def _hold_to_laws(kernels: dict[torch.dtype, _Kernels], gate: Gate, dtype: torch
         _backward(kernels[g.dtype], g, u, dh, dg, du)
 
     broken = violations(run_forward, run_backward, gate, dtype)
-    if broken:
-        text = f"the native kernel of {gate.name} breaks its laws in {dtype}: {broken[0]}"
-        raise ConfigError(f"{text}; write impl='fast', and report it with your compiler's version")
+    native_kernels.refuse(f"the native kernel of {gate.name} breaks its laws", broken, dtype)
 
 
 def _forward(kernels: _Kernels, g: Tensor, u: Tensor) -> Tensor:

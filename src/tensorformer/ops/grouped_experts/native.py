@@ -118,7 +118,7 @@ def _scalars(activation: Activation) -> tuple[Any, ...]:
 def _parameters(activation: Activation) -> dict[str, float]:
     """Return the parameters that are in the formula, by name, in the order the kernels take them."""
     bound = activation._replace(gate=activation.gate.bind())  # raises where one is missing
-    return {n: float(v) for s in _scalars(bound) for n, v in zip(s._names, s._given, strict=True)}
+    return native_kernels.numbers(_scalars(bound))
 
 
 def _prepared(activation: Activation, dtype: torch.dtype) -> Kernels:
@@ -172,6 +172,4 @@ def _hold_to_laws(kernels: dict[torch.dtype, Kernels], activation: Activation, d
     from tensorformer.ops.grouped_experts.native_check import violations
 
     broken = violations(_Untried(kernels), activation, dtype)
-    if broken:
-        text = f"the native experts of {activation.gate.name} break their laws in {dtype}: {broken[0]}"
-        raise ConfigError(f"{text}; write impl='fast', and report it with your compiler's version")
+    native_kernels.refuse(f"the native experts of {activation.gate.name} break their laws", broken, dtype)
