@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensorformer.errors import ConfigError, GateError, ShapeError
 from tensorformer.gates import GATES, SCALARS
-from tensorformer.ops.grouped_experts import grouped_experts, native, resolve
+from tensorformer.ops.grouped_experts import grouped_experts, resolve
 from tests.ops.grouped_experts.expert_laws import Case, assert_laws, call, draw, run
 
 IMPLS = ["auto", "reference", "fast"]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was compiled on this machine before, "auto" is "fast"."""
-    monkeypatch.setenv("TENSORFORMER_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "_BUILT", {})
+pytestmark = pytest.mark.usefixtures("nothing_built")
 
 
 def arguments(**changes: Any) -> dict[str, Any]:

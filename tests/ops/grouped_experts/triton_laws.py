@@ -253,6 +253,7 @@ def test_tiles_are_as_high_as_experts_are_busy() -> None:
 # Asking for it
 
 
+@pytest.mark.usefixtures("nothing_built")
 def test_asked_for_by_name() -> None:
     case = draw(9, 5, 2, 7, 3, dtype=torch.float32)
     x, gate_up, down, weights, *_ = (t for t in case.operands if t is not None)
